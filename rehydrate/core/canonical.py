@@ -1,0 +1,52 @@
+"""Canonical JSON (RFC 8785), digests, fingerprints and the hash chain. No state and no rules."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import rfc8785
+
+#: What the first event of a run carries as `prev_hash`.
+GENESIS: Final = "0" * 64
+
+_SHA256: Final = re.compile(r"(?:sha256[:-])?([0-9a-fA-F]{64})")
+
+
+def canonical(value: Any) -> bytes:
+    """The RFC 8785 form of a JSON value. Numbers must be exact as IEEE doubles (checked where they come in)."""
+    return rfc8785.dumps(value)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 over the canonical form, 64 hex digits."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def same_digest(text: str) -> str:
+    """One spelling for a digest: `sha256:AB..` and `ab..` are the same; other kinds stay as they are."""
+    match = _SHA256.fullmatch(text)
+    return match[1].lower() if match else text
+
+
+def fingerprint(
+    *, system: str, action: str, resource: str | None, amount: Mapping[str, Any] | None, arguments_digest: str | None
+) -> str:
+    """What makes two effects the same act: SHA-256 over {system, action, resource, amount, arguments_digest}."""
+    return digest(
+        {
+            "system": system,
+            "action": action,
+            "resource": resource,
+            "amount": dict(amount) if amount else None,
+            "arguments_digest": arguments_digest,
+        }
+    )
+
+
+def event_hash(
+    prev_hash: str, *, run: str, seq: int, type_: str, actor: Mapping[str, Any], at: str, payload: Mapping[str, Any]
+) -> str:
+    """The link of the chain: SHA-256 over the previous hash (as hex text) and the event's canonical JSON."""
+    body = canonical({"run": run, "seq": seq, "type": type_, "actor": actor, "at": at, "payload": payload})
+    return hashlib.sha256(prev_hash.encode("ascii") + body).hexdigest()

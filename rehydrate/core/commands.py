@@ -229,9 +229,11 @@ class EffectCompensationUnknown(AgentEvent, tag="effect.compensation_unknown"):
 
 
 class ExternalRef(AgentEvent, tag="external_ref"):
+    """`ref_type` is the reference's own type: beside the event's `type` it cannot have that name (in `payload` it can)."""
+
     system: Name
     id: Annotated[str, Meta(min_length=1, max_length=500)]
-    type: Name | None = None
+    ref_type: Name | None = None
     url: Ref | None = None
 
 

@@ -1,4 +1,4 @@
-"""The contract's calls (section 6) as requests, one function each. Nothing is sent here, so sync and async share them."""
+"""The contract's calls (section 6) as requests, one function each. Nothing is sent here: sync and async share them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def claim(
     holder: str,
     agent: Mapping[str, Any] | None = None,
     lease_seconds: int | None = None,
-    wait: float = 0,
+    wait: int = 0,
 ) -> Call:
     body = _given(flows=list(flows), holder=holder, agent=agent, lease_seconds=lease_seconds, wait=wait)
     return Call("POST", "/claims", body, read_seconds=float(wait) + 15.0)
@@ -103,13 +103,12 @@ def signal(
     sequence: int | None = None,
 ) -> Call:
     """To a run by its id, or by `flow` and `external_id`, or to whatever waits under a `correlation`."""
-    target: Any = run
-    if target is None and flow is not None and external_id is not None:
-        target = {"flow": flow, "external_id": external_id}
     body = _given(
         id=id,
         name=name,
-        run=target,
+        run=run,
+        flow=flow,
+        external_id=external_id,
         correlation=correlation,
         payload=payload,
         occurred_at=occurred_at,

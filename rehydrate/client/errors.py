@@ -19,7 +19,7 @@ class RehydrateError(Exception):
         return " ".join((type(self).__doc__ or "").split())
 
 
-# --- what the server answers ------------------------------------------------------------------------------------------
+# --- what the server answers ----------------------------------------------------
 
 
 class LedgerError(RehydrateError):
@@ -184,6 +184,10 @@ class TooLarge(LedgerError, code="too_large"):
     """The body is too large; keep contents elsewhere and send a reference and a digest."""
 
 
+class UnsupportedMediaType(LedgerError, code="unsupported_media_type"):
+    """The server takes JSON only."""
+
+
 class Invalid(LedgerError, code="invalid"):
     """A field is missing, unknown or wrong; `errors` says which."""
 
@@ -195,7 +199,7 @@ class Invalid(LedgerError, code="invalid"):
 
 
 class EffectKeyReused(LedgerError, code="effect_key_reused"):
-    """This key belongs to an effect with other content; an effect's content must not change from one replay to the next."""
+    """This key belongs to an effect with other content; a replay has to plan the same."""
 
 
 class IdempotencyKeyReused(LedgerError, code="idempotency_key_reused"):
@@ -231,11 +235,11 @@ def refusal(problem: Json, *, status: int, retry_after: float | None = None) -> 
     return (kind or LedgerError)(problem, status=status, retry_after=retry_after)
 
 
-# --- what a `do` function says of the outside -------------------------------------------------------------------------
+# --- what a `do` function says of the outside ----------------------------------------------------
 
 
 class NotSent(RehydrateError):
-    """Nothing reached the outside, so this may be tried again; raise it from a `do` or undo function that is sure of it."""
+    """Nothing reached the outside, so this may be tried again; raised by a `do` or undo function that is sure of it."""
 
     def __init__(self, detail: str = "") -> None:
         super().__init__(detail or self.message)
@@ -252,7 +256,7 @@ class NotRetryable(RehydrateError):
         super().__init__(detail or self.message)
 
 
-# --- what the run tells its flow --------------------------------------------------------------------------------------
+# --- what the run tells its flow ----------------------------------------------------
 
 
 class EffectFailed(RehydrateError):
@@ -279,7 +283,7 @@ class EffectNotGranted(RehydrateError):
         super().__init__(f"{self.message} ({key} is {state})")
 
 
-# --- how a flow is left without an error; never caught by `except Exception` -----------------------------------------------
+# --- how a flow is left without an error; never caught by `except Exception` ---
 
 
 class Paused(BaseException):

@@ -24,7 +24,7 @@ class Backoff:
     uniform: Callable[[float, float], float] = field(default=_system_random.uniform, repr=False)
 
     def delay(self, attempt: int, *, retry_after: float | None = None) -> float:
-        """Seconds to wait after the `attempt`-th try (from 1). What the server asked for is the least that is waited."""
+        """Seconds to wait after the `attempt`-th try (from 1); never less than the server asked for."""
         most = min(self.cap, self.base * self.factor ** min(attempt - 1, 30))
         drawn = self.uniform(self.floor, max(self.floor, most))
         return drawn if retry_after is None else max(retry_after, 0.0) + drawn

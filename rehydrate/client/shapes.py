@@ -53,7 +53,7 @@ def split_action(action: str) -> tuple[str, str]:
     return system, name
 
 
-# --- effects ------------------------------------------------------------------------------------------------------------
+# --- effects ----------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Effect:
     """A side effect outside, as a flow means it: what is done where, and how it is undone.
 
     `undo` names the action that undoes it (`"crm.delete_draft"`), with arguments as a pair. `key` is made from the run
-    and the action when left out.
+    and the action when left out. One object is one effect: asked about and run, it is the same one.
     """
 
     action: str
@@ -75,6 +75,7 @@ class Effect:
     approval: str | None = None
     repeat: bool = False
     key: str | None = None
+    identity: object = field(default_factory=object, repr=False, compare=False)  # kept by with_arguments
 
     def with_arguments(self, **changes: Any) -> Effect:
         """The same effect with some arguments changed, such as to meet a condition. It keeps its key within a run."""
@@ -171,7 +172,7 @@ def result_of(receipt: Mapping[str, Any] | None) -> Json:
     return named if data is None else {**named, "data": data}
 
 
-# --- waits ----------------------------------------------------------------------------------------------------------------
+# --- waits ----------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ class OpenWait:
     url: str | None
 
 
-# --- answers --------------------------------------------------------------------------------------------------------------
+# --- answers ----------------------------------------------------
 
 YES = frozenset({"approve", "approve_with_conditions", "edit"})
 

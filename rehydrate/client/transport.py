@@ -37,7 +37,7 @@ class Call:
     idempotency_key: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def content(self) -> bytes | None:
-        """The body as it goes over the wire; the same bytes on each try. Numbers that JSON does not know are refused."""
+        """The body as it goes over the wire, the same bytes on each try; what JSON has no number for is refused."""
         if self.body is None:
             return None
         return json.dumps(self.body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

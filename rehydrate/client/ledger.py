@@ -1,0 +1,254 @@
+"""The client's front door: the contract's calls, and the registry of flows and undo functions that a worker serves."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from rehydrate.client import calls
+from rehydrate.client.errors import RehydrateError
+from rehydrate.client.retry import Backoff
+from rehydrate.client.run import Run
+from rehydrate.client.shapes import EffectCall
+from rehydrate.client.transport import Call, SyncTransport
+
+Json = dict[str, Any]
+FlowFunction = Callable[[Run], Any]
+UndoFunction = Callable[[EffectCall], Any]
+F = TypeVar("F", bound=FlowFunction)
+U = TypeVar("U", bound=UndoFunction)
+
+
+class NotConfigured(RehydrateError):
+    """The client needs the server's address and a key: set REHYDRATE_URL and REHYDRATE_KEY, or pass url= and key=."""
+
+    def __init__(self) -> None:
+        super().__init__(self.message)
+
+
+@dataclass(frozen=True)
+class RegisteredFlow:
+    """A flow's function, the version of this agent's code, and the versions whose paused runs it can go on with."""
+
+    name: str
+    function: FlowFunction
+    version: str
+    reads: tuple[str, ...]
+
+
+class Ledger:
+    """A connection to the run ledger. One is enough for a process; threads may share it.
+
+    `url` and `key` come from REHYDRATE_URL and REHYDRATE_KEY when left out. `holder` names this process.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        name: str | None = None,
+        holder: str | None = None,
+        patience: float = 60.0,
+        backoff: Backoff | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        url = url or os.environ.get("REHYDRATE_URL")
+        key = key or os.environ.get("REHYDRATE_KEY")
+        if not url or not key:
+            raise NotConfigured
+        self.url = url.rstrip("/")
+        self.name = name
+        self.holder = holder or f"{socket.gethostname()[:60]}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
+        self.flows: dict[str, RegisteredFlow] = {}
+        self.undo_functions: dict[str, UndoFunction] = {}
+        self._transport = SyncTransport(self.url, key, patience=patience, backoff=backoff, transport=transport)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- what this agent serves ----------------------------------------------------
+
+    def flow(self, name: str, *, version: str = "1", reads: Iterable[str] | None = None) -> Callable[[F], F]:
+        """Register a function as a flow: it is called from the top whenever a run of it may go on.
+
+        Change `version` when paused runs could no longer go on with the new code; `reads` lists the versions it can.
+        """
+
+        def register(function: F) -> F:
+            self.flows[name] = RegisteredFlow(name, function, version, tuple(reads or (version,)))
+            return function
+
+        return register
+
+    def undo(self, action: str) -> Callable[[U], U]:
+        """Register how an effect is undone; the function gets an `EffectCall` with the `receipt` of what it undoes."""
+
+        def register(function: U) -> U:
+            self.undo_functions[action] = function
+            return function
+
+        return register
+
+    def work(self, *, flows: Iterable[str] | None = None, concurrency: int = 1, poll: int = 10) -> None:
+        """Serve the registered flows until SIGTERM or SIGINT: then what is in hand goes on to its next safe point."""
+        from rehydrate.client.worker import Worker
+
+        Worker(self, flows=flows, concurrency=concurrency, poll=poll).run()
+
+    def work_once(self, *, flows: Iterable[str] | None = None, wait: int = 0) -> str | None:
+        """Serve at most one run, and give its id: for tests, and for jobs started by a scheduler."""
+        from rehydrate.client.worker import Worker
+
+        return Worker(self, flows=flows).once(wait=wait)
+
+    def agent_card(self, flow: RegisteredFlow) -> Json:
+        """How this agent introduces itself."""
+        return {
+            "name": self.name or flow.name,
+            "version": flow.version,
+            "framework": "plain",
+            "reads": list(flow.reads),
+        }
+
+    # --- the contract's calls ----------------------------------------------------
+
+    def open(
+        self,
+        flow: str,
+        external_id: str,
+        *,
+        title: str | None = None,
+        input_ref: str | None = None,
+        input_digest: str | None = None,
+        agent: Mapping[str, Any] | None = None,
+        holder: str | None = None,
+        lease_seconds: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        requested_by: str | None = None,
+        trace_id: str | None = None,
+        events: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Json:
+        """Open a run, or find it again: `{run, lease}`. Without a `holder` it is ready for a worker."""
+        if agent is None and flow in self.flows:
+            agent = self.agent_card(self.flows[flow])
+        given = {name: value for name, value in (("ref", input_ref), ("digest", input_digest)) if value is not None}
+        return self._json(
+            calls.open_run(
+                flow,
+                external_id,
+                title=title,
+                input=given or None,
+                agent=agent,
+                holder=holder,
+                lease_seconds=lease_seconds,
+                labels=labels,
+                requested_by=requested_by,
+                trace_id=trace_id,
+                events=events,
+            )
+        )
+
+    def append(
+        self, run_id: str, epoch: int, events: Sequence[Mapping[str, Any]], *, patience: float | None = None
+    ) -> Json:
+        """Append events under a lease: `{run, events, effects, waits, lease}`."""
+        return self._json(calls.append(run_id, epoch, events), patience=patience)
+
+    def heartbeat(self, run_id: str, epoch: int, *, patience: float | None = None) -> Json:
+        return self._json(calls.heartbeat(run_id, epoch), patience=patience)
+
+    def release(self, run_id: str, epoch: int, *, retry_in: int | None = None) -> Json:
+        """Give the lease back, to be tried again after `retry_in` seconds when given."""
+        return self._json(calls.release(run_id, epoch, retry_in=retry_in))
+
+    def recall(self, run_id: str, *, reason: str, holder: str | None = None) -> Json:
+        """Withdraw the open waits of a run and take its lease, as when new input makes the question moot."""
+        return self._json(calls.recall(run_id, holder=holder or self.holder, reason=reason))
+
+    def rehydrate(
+        self,
+        run_id: str,
+        *,
+        holder: str | None = None,
+        agent: Mapping[str, Any] | None = None,
+        input_digest: str | None = None,
+        lease_seconds: int | None = None,
+    ) -> Json:
+        """The envelope of a run, with a lease when it may go on."""
+        return self._json(
+            calls.rehydrate(
+                run_id,
+                holder=holder or self.holder,
+                agent=agent,
+                input_digest=input_digest,
+                lease_seconds=lease_seconds,
+            )
+        )
+
+    def claim(
+        self,
+        flows: Sequence[str],
+        *,
+        holder: str | None = None,
+        agent: Mapping[str, Any] | None = None,
+        lease_seconds: int | None = None,
+        wait: int = 0,
+        patience: float | None = None,
+    ) -> Json | None:
+        """The envelope of the next run that may go on; None when none came within `wait` seconds."""
+        call = calls.claim(flows, holder=holder or self.holder, agent=agent, lease_seconds=lease_seconds, wait=wait)
+        _, envelope = self._transport.send(call, patience=patience)
+        return envelope if envelope is None else dict(envelope)
+
+    def signal(
+        self,
+        name: str,
+        *,
+        id: str,
+        run: str | None = None,
+        flow: str | None = None,
+        external_id: str | None = None,
+        correlation: str | None = None,
+        payload: Any = None,
+        occurred_at: str | None = None,
+        sequence: int | None = None,
+    ) -> Json:
+        """Send a signal to a run, by its id, by flow and external id, or by what its wait is correlated with."""
+        return self._json(
+            calls.signal(
+                name,
+                id=id,
+                run=run,
+                flow=flow,
+                external_id=external_id,
+                correlation=correlation,
+                payload=payload,
+                occurred_at=occurred_at,
+                sequence=sequence,
+            )
+        )
+
+    def get(self, run_id: str) -> Json:
+        """A run as it stands."""
+        return self._json(calls.get_run(run_id))
+
+    def runs(self, **filters: Any) -> Json:
+        """One page of runs: `{results, next, total}`."""
+        return self._json(calls.list_runs(**filters))
+
+    def _json(self, call: Call, *, patience: float | None = None) -> Json:
+        _, answer = self._transport.send(call, patience=patience)
+        return dict(answer or {})

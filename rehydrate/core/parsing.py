@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from rehydrate.core import commands
+from rehydrate.core.canonical import digest
 from rehydrate.core.refusals import Refusal
 
 T = TypeVar("T")
@@ -114,17 +115,15 @@ def _number(text: str) -> int | float | Inexact:
 
 
 def _too_deep(value: Any) -> bool:
-    level = [value]
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH + 1):
         level = [
             child
             for node in level
             for child in (node.values() if isinstance(node, dict) else node)
             if isinstance(child, (dict, list))
-        ] if isinstance(level[0], (dict, list)) else []
-        if not level:
-            return False
-    return True
+        ]
+    return bool(level)
 
 
 # -- what cannot be held -------------------------------------------------------------------------------------------
@@ -166,7 +165,7 @@ def _look(value: Any, pointer: str, depth: int, found: list[Error]) -> None:
 def cleaned(value: Any, depth: int = 0) -> Any:
     """The value without what cannot be held: bad characters dropped, inexact numbers as text, the depths cut off."""
     if isinstance(value, str):
-        return _UNHOLDABLE.sub("", value)
+        return _UNHOLDABLE.sub("", str(value))
     if isinstance(value, dict):
         if depth > MAX_DEPTH:
             return None
@@ -203,15 +202,12 @@ def parse(raw: bytes, type_: type[T]) -> T:
 
 def _with_tainted_events(value: dict[str, Any]) -> dict[str, Any]:
     events = value.get("events")
-    if not isinstance(events, list):
-        events = None
-    rest = type(value)((key, child) for key, child in value.items() if events is None or key != "events")
-    if errors := faults(rest):
+    apart = isinstance(events, list)
+    if errors := faults({**value, "events": None} if apart and type(value) is dict else value):
         raise _refused(errors)
-    if events is None:
-        return rest
-    checked = [Tainted(event, errors) if (errors := faults(event)) else event for event in events]
-    return {**rest, "events": checked}
+    if not apart:
+        return value
+    return {**value, "events": [Tainted(event, errors) if (errors := faults(event)) else event for event in events]}
 
 
 def _with_target(value: dict[str, Any]) -> dict[str, Any]:
@@ -297,12 +293,9 @@ def lenient_receipt(raw: Any) -> tuple[commands.EffectExecuted | commands.Effect
     type_ = _RECEIPTS.get(value.get("type")) if isinstance(value, dict) and isinstance(value.get("type"), str) else None
     if type_ is None:
         return None
-    if type_ is commands.EffectFailed:
-        given, changed = {**value, "error": _error(value.get("error"))}, False
-    else:
-        receipt = _receipt(value.get("receipt"))
-        given, changed = {**value, "receipt": receipt}, False
-    changed = any(given.get(name) != value.get(name) for name in ("receipt", "error") if value.get(name) is not None)
+    name, read = ("error", _error) if type_ is commands.EffectFailed else ("receipt", _receipt)
+    given = {**value, name: read(value.get(name))}
+    changed = value.get(name) is not None and given[name] != value[name]
     fields: dict[str, Any] = {}
     for field in msgspec.structs.fields(type_):
         if field.encode_name not in given:
@@ -350,8 +343,8 @@ def _cut(event: Any) -> Any:
     """An oversized receipt without its bulk: what proves the act stays."""
     if isinstance(event, commands.EffectFailed):
         return event
-    receipt = msgspec.structs.replace(event.receipt, data=None)
-    event = msgspec.structs.replace(event, receipt=receipt)
-    if len(msgspec.json.encode(event)) > MAX_INLINE:
-        event = msgspec.structs.replace(event, arguments=None, compensation=None)
+    event = msgspec.structs.replace(event, receipt=msgspec.structs.replace(event.receipt, data=None))
+    if event.arguments is not None and len(msgspec.json.encode(event)) > MAX_INLINE:
+        known = event.arguments_digest or digest(event.arguments)
+        event = msgspec.structs.replace(event, arguments=None, arguments_digest=known)
     return event

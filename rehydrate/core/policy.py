@@ -67,7 +67,7 @@ class FlowPolicy(Strict):
 
     title: str = ""
     declared: bool = True
-    required: list[str] = ["checkpoint"]
+    required: list[str] = msgspec.field(default_factory=lambda: ["checkpoint"])
     lease_seconds: Annotated[int, Meta(ge=1, le=3600)] = 60
     max_failures: Annotated[int, Meta(ge=1, le=1000)] = 3
     claim_within: Duration = "5m"

@@ -168,11 +168,21 @@ class Embedded:
                         started.wait(30)
 
     @contextlib.contextmanager
-    def lock(self, *, exclusive: bool) -> Iterator[int]:
+    def lock(self, *, exclusive: bool, timeout: float = 60) -> Iterator[int]:
         """Whoever uses the server holds this lock shared; `up` takes it alone while it starts its own."""
         descriptor = os.open(self.folder / "postgres.lock", os.O_CREAT | os.O_RDWR, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            deadline = time.monotonic() + timeout
+            while True:
+                try:
+                    fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise PostgresError(
+                            f"Another command keeps the database in {self.folder} busy: let it end, then try again."
+                        ) from None
+                    time.sleep(0.05)
             yield descriptor
         finally:
             os.close(descriptor)

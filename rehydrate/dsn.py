@@ -1,0 +1,48 @@
+"""A PostgreSQL address as Django's settings, and as words for people (never with the password)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+
+_DJANGO_NAMES = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
+
+
+class AddressError(ValueError):
+    """The address cannot be read; the message is one sentence."""
+
+
+def parse(url: str) -> dict[str, Any]:
+    """What libpq reads in it, both in its URL form and as `key=value` words."""
+    if url.startswith("postgis://") or ("://" in url and not url.startswith(("postgres://", "postgresql://"))):
+        raise AddressError("DATABASE_URL must begin with postgresql://: no other database is supported.")
+    try:
+        return conninfo_to_dict(url)
+    except ProgrammingError as error:
+        raise AddressError(f"DATABASE_URL cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def database_settings(url: str, *, pool: int) -> dict[str, Any]:
+    """The entry for `DATABASES`; `pool` is the largest number of pooled connections, 0 for one kept by each thread."""
+    parts = parse(url)
+    settings: dict[str, Any] = {django: str(parts.pop(libpq, "") or "") for libpq, django in _DJANGO_NAMES.items()}
+    options: dict[str, Any] = {"application_name": "rehydrate", "connect_timeout": 10, **parts}
+    if pool:
+        options["pool"] = {"min_size": 1, "max_size": pool, "timeout": 10}
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        **settings,
+        "CONN_MAX_AGE": 0 if pool else None,
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": options,
+    }
+
+
+def describe(url: str) -> str:
+    """Such as `database "rehydrate" on db.example:5432`."""
+    parts = parse(url)
+    place = str(parts.get("host") or "this machine")
+    port = f":{parts['port']}" if parts.get("port") else ""
+    return f'database "{parts.get("dbname") or ""}" on {place}{port}'

@@ -1,0 +1,1 @@
+"""One module a command; the rules are elsewhere."""

@@ -1,0 +1,234 @@
+"""Brings everything up, in order: lock, port, database, migrations, pages, the first people, then the services."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from django.conf import settings
+
+from rehydrate import data, dsn, postgres
+from rehydrate.supervisor import preparation, probes
+from rehydrate.supervisor.service import Service, say
+from rehydrate.supervisor.watcher import SELF, StartError, Stopped, Watcher
+
+WEB_WORKERS = 2
+WEB_THREADS = 32
+"""Threads a worker: most of them wait for long polls, holding no connection."""
+WEB_POOL = 12
+"""Connections a worker pools."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    demo: bool = True
+
+
+def run(options: Options) -> int:
+    """Runs until a signal comes; the exit code. Raises `StartError` and its kin with one sentence."""
+    folder = data.prepare()
+    with _one_at_a_time(folder) as lock:
+        address = _free_address(options)
+        # Settings are read already: the processes to come get what this one knows better.
+        url = os.environ.get("REHYDRATE_URL") or f"http://{_shown(options.host)}:{address[1]}"
+        os.environ.setdefault("REHYDRATE_URL", url)
+        os.environ["REHYDRATE_SUPERVISED"] = "1"
+        os.environ.setdefault("REHYDRATE_NODE", f"{socket.gethostname()}-{address[1]}")
+        watcher = Watcher(keep_open=[lock])
+        watcher.listen()
+        try:
+            return _run(options, folder, address, watcher)
+        except Stopped:
+            return 0
+        finally:
+            say(SELF, "stopping")
+            watcher.stop()
+            with contextlib.suppress(OSError):
+                (folder / "up.json").unlink()
+
+
+def _run(options: Options, folder: Path, address: tuple[str, int], watcher: Watcher) -> int:
+    public_url = os.environ["REHYDRATE_URL"].rstrip("/")
+    local = f"http://{_shown(options.host)}:{address[1]}"
+    with contextlib.ExitStack() as stack:
+        if settings.EMBEDDED_DATABASE:
+            _start_postgres(folder, watcher, stack)
+        else:
+            _reach(settings.DATABASE_URL)
+        preparation.migrate()
+        preparation.build_catalogs()
+        preparation.collect_static()
+        preparation.schedule_ticks()
+        demo = preparation.demo(folder, options.demo)
+        preparation.first_administrator()
+
+        for service in [_web(address, local), *_clusters(), *_demo(demo, local)]:
+            watcher.add(service)
+
+        def when_ready() -> None:
+            data.write_private(folder / "up.json", json.dumps({"pid": os.getpid(), "url": public_url}) + "\n")
+            _line(f"ready: {local}")
+            link = preparation.sign_in_link()
+            if link:
+                _line(f"sign in (once, within a day): {public_url}{link}")
+
+        watcher.run(when_ready)
+    return 0
+
+
+# -- before anything is started
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[int]:
+    """Holds the folder's lock. A killed predecessor's reaper holds it until it has ended what was left: that is waited for."""
+    path = folder / "up.lock"
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                holder = path.read_text().strip()
+                if (holder.isdigit() and _alive(int(holder))) or time.monotonic() > deadline:
+                    raise StartError(
+                        f"Another `up` (process {holder or 'unknown'}) is running on the data folder {folder}: "
+                        "stop it, or name another folder with --data."
+                    ) from None
+                time.sleep(0.1)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _free_address(options: Options) -> tuple[str, int]:
+    """The host and port to serve on; port 0 is replaced by a free one."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            return options.host, int(probe.getsockname()[1])
+    except socket.gaierror as error:
+        raise StartError(f"The host {options.host} is not known here: {error.strerror}.") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise StartError(
+                f"Port {options.port} on {options.host} is taken by another program: name another one with --port."
+            ) from None
+        raise StartError(f"Port {options.port} on {options.host} cannot be used: {error.strerror}.") from None
+
+
+def _shown(host: str) -> str:
+    """A host as it stands in an address that people open."""
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 (compared, not bound)
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+# -- the database
+
+
+def _start_postgres(folder: Path, watcher: Watcher, stack: contextlib.ExitStack) -> None:
+    server = postgres.Embedded(folder)
+    with server.lock(exclusive=True):
+        # Alone with it: one that still runs was left behind by a killed predecessor.
+        if server.is_running():
+            server.stop()
+        server.initialise()
+        service = watcher.add(
+            Service(
+                name="postgres",
+                command=server.command(),
+                probe=probes.postgres_answers(server),
+                stop_signal=signal.SIGINT,
+                stop_within=30,
+                foundation=True,
+                directory=str(folder),
+            )
+        )
+        watcher.start(service)
+        watcher.wait_until_well(service, timeout=60)
+        server.create_database()
+    stack.enter_context(server.lock(exclusive=False))
+
+
+def _reach(url: str) -> None:
+    try:
+        psycopg.connect(url, connect_timeout=10).close()
+    except psycopg.OperationalError as error:
+        reason = " ".join(str(error).split())
+        raise StartError(f"The {dsn.describe(url)} cannot be reached: {reason}") from None
+
+
+# -- the services
+
+
+def _manage(*words: str) -> list[str]:
+    return [sys.executable, "-m", "rehydrate", *words]
+
+
+def _web(address: tuple[str, int], local: str) -> Service:
+    host, port = address
+    return Service(
+        name="web",
+        command=[
+            sys.executable, "-m", "granian", "--interface", "wsgi", "--host", host, "--port", str(port),
+            "--workers", str(WEB_WORKERS), "--blocking-threads", str(WEB_THREADS), "--respawn-failed-workers",
+            "--workers-kill-timeout", "10", "--backpressure", str(WEB_THREADS * 2), "--no-ws", "--http", "1",
+            "--log-level", "warning", "rehydrate.wsgi:application",
+        ],
+        environment={"REHYDRATE_DB_POOL": str(WEB_POOL)},
+        probe=probes.http_ok(f"{local}/healthz"),
+        directory=str(data.ROOT),
+    )  # fmt: skip
+
+
+def _clusters() -> list[Service]:
+    return [
+        Service(
+            name=name,
+            command=_manage("qcluster"),
+            environment={"Q_CLUSTER_NAME": cluster},
+            probe=probes.cluster_works(cluster),
+            patience=45,
+            stop_within=10,
+            directory=str(data.ROOT),
+        )
+        for name, cluster in (("tasks", "rehydrate"), ("ticks", "ticks"))
+    ]
+
+
+def _demo(demo: Demo | None, local: str) -> list[Service]:
+    return []
+
+
+def _line(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(text, flush=True)

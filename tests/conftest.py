@@ -1,0 +1,224 @@
+"""What all tests share: one real PostgreSQL for a session, a clock that can be moved, a real web server.
+
+Django reads its settings once, so the environment below is set when this file is imported, before they are read.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime as dt
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# Nothing of a test outlives its session: no need to wait for the disk.
+FAST_AND_LOOSE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+def _home() -> Path:
+    """A folder for the session; xdist's workers inherit the one that their controller made."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return Path(os.environ["REHYDRATE_TEST_HOME"])
+    home = Path(tempfile.mkdtemp(prefix="rehydrate-tests-"))
+    if os.geteuid() == 0:
+        home.chmod(0o711)  # root's PostgreSQL runs as somebody else, who passes through
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home
+
+
+def _embedded() -> Any:
+    from rehydrate.postgres import Embedded
+
+    return Embedded(HOME, settings=FAST_AND_LOOSE)
+
+
+HOME = _home()
+for _name in [name for name in os.environ if name.startswith("REHYDRATE_") or name == "Q_CLUSTER_NAME"]:
+    del os.environ[_name]
+sys.path.insert(0, str(ROOT))
+os.environ.update(
+    REHYDRATE_TEST_HOME=str(HOME),
+    REHYDRATE_DATA=str(HOME / "data"),
+    REHYDRATE_URL="http://testserver",
+    REHYDRATE_STATIC="source",
+    REHYDRATE_SECRET_KEY="for tests only, and long enough to be taken for a real one: 0123456789",
+    REHYDRATE_FIELD_KEYS="MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",
+    DATABASE_URL=_embedded().url(),
+    DJANGO_SETTINGS_MODULE="rehydrate.settings",
+)
+
+from django.conf import settings  # noqa: E402
+
+assert settings.configured or settings.DATABASES  # read now; pytest-django sets Django up when it finds them read
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Says what the machine lacks, instead of letting each browser test fail in its own words."""
+    if CHROMIUM is None and any(item.get_closest_marker("browser") for item in items):
+        raise pytest.UsageError("The browser tests need Chromium: apt-get install chromium")
+
+
+# -- the database
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Any]:
+    """The session's own server: the first worker starts it, the last one out stops it."""
+    server = _embedded()
+    with server.in_use():
+        yield server
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None, postgres_server: Any) -> None:
+    """pytest-django's hook before it makes a worker's database: the server must run by then."""
+    from rehydrate import catalogs
+
+    catalogs.compile_stale(settings.LOCALE_PATHS)
+
+
+# -- the clock
+
+
+class Clock:
+    """Moves `rehydrate.clock`. Real time goes on beneath it."""
+
+    def __init__(self) -> None:
+        from rehydrate import clock
+
+        self._module = clock
+
+    def advance(self, *, seconds: float = 0, **parts: float) -> dt.datetime:
+        """Later by that much (any words of `timedelta`); the time it is then."""
+        self._module.offset += dt.timedelta(seconds=seconds, **parts)
+        return self.now()
+
+    def move_to(self, moment: dt.datetime) -> dt.datetime:
+        self._module.offset += moment - self._module.now()
+        return self.now()
+
+    def now(self) -> dt.datetime:
+        return self._module.now()
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    """Needs a database, as `now()` asks it. Back to the real time at the end."""
+    moved = Clock()
+    try:
+        yield moved
+    finally:
+        moved._module.offset = dt.timedelta(0)
+
+
+# -- real processes
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def eventually(ask: Callable[[], Any], *, within: float = 20.0, what: str = "it") -> Any:
+    """The first true answer; fails when none comes in time."""
+    deadline = time.monotonic() + within
+    while True:
+        answer = ask()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come about within {within:.0f} s")
+        time.sleep(0.02)
+
+
+@dataclass
+class Server:
+    """A real web server on this test's database."""
+
+    url: str
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def start_web(log: Path, **environment: str) -> Server:
+    """Granian as `up` starts it, on a free port, answering; the caller ends it."""
+    port = free_port()
+    name = settings.DATABASES["default"]["NAME"]
+    env = {
+        **os.environ,
+        "DATABASE_URL": _embedded().url(name),
+        "REHYDRATE_URL": f"http://127.0.0.1:{port}",
+        "REHYDRATE_DB_POOL": "8",
+        **environment,
+    }
+    command = [
+        sys.executable, "-m", "granian", "--interface", "wsgi", "--port", str(port), "--workers", "1",
+        "--blocking-threads", "16", "--no-ws", "--http", "1", "--log-level", "warning", "rehydrate.wsgi:application",
+    ]  # fmt: skip
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out, start_new_session=True)
+    server = Server(f"http://127.0.0.1:{port}", port, process, log, env)
+
+    def answers() -> bool:
+        assert process.poll() is None, f"the web server ended:\n{log.read_text()}"
+        try:
+            client = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+            client.request("GET", "/healthz")
+            return client.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            client.close()
+
+    eventually(answers, what="the web server")
+    return server
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ends a process and its group, by force when it will not."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(5)
+
+
+@pytest.fixture(scope="session")
+def web_server(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for all tests of a worker; use `live_server`, which cleans the tables in between."""
+    server = start_web(tmp_path_factory.mktemp("web") / "web.log")
+    yield server
+    end(server.process)
+
+
+@pytest.fixture
+def live_server(transactional_db: None, web_server: Server) -> Server:
+    """Real HTTP: `.url`, on the test's own tables, which are emptied afterwards. In place of pytest-django's threaded one."""
+    return web_server
+
+
+@pytest.fixture(autouse=True)
+def _live_server_helper() -> None:
+    """pytest-django's helper for its own `live_server`, which ours replaces."""

@@ -84,9 +84,7 @@ def load(raw: bytes) -> tuple[Any, bool]:
     if not text.strip(" \t\r\n"):
         raise Refusal("malformed", "The body is empty: send a JSON object.")
     try:
-        value = json.loads(
-            text, parse_float=number, parse_int=number, parse_constant=constant, object_pairs_hook=pairs
-        )
+        value = json.loads(text, parse_float=number, parse_int=number, parse_constant=constant, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
         raise Refusal(
             "malformed", f"The body is not JSON: {error.msg} (line {error.lineno}, column {error.colno})."

@@ -1,0 +1,1 @@
+"""Tests of what HTTP adds: parsing, authentication, problems, idempotency, lists, and the schema."""

@@ -1,1 +1,1 @@
-"""HTTP for agents and people: authentication, parsing, idempotency, problems, schema. It translates, and decides nothing."""
+"""HTTP for agents and people: authentication, parsing, idempotency, problems, schema. It decides nothing."""

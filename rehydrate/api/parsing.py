@@ -24,7 +24,7 @@ def read(request: HttpRequest) -> bytes:
     )
     chunked = "chunked" in request.META.get("HTTP_TRANSFER_ENCODING", "").lower()
     if chunked and "wsgi.input" in request.META and not request.META.get("CONTENT_LENGTH"):
-        # Django takes a request without a length for one without a body; the server's own stream ends where the body does.
+        # Django takes a request without a length for one without a body; the server's stream ends where the body does.
         raw: bytes = request.META["wsgi.input"].read(parsing.MAX_BODY + 1)
         request._body = raw
     else:

@@ -29,7 +29,9 @@ def main() -> None:
 
     try:
         with ExitStack() as stack:
-            if command not in WITHOUT_DATABASE and not {"-h", "--help"} & set(sys.argv):
+            if command == "up":
+                data.prepare()  # before the settings read its secrets
+            elif command not in WITHOUT_DATABASE and not {"-h", "--help"} & set(sys.argv):
                 folder = data.prepare()
                 # `up` keeps the database running for the processes that it starts.
                 if not os.environ.get("DATABASE_URL") and not os.environ.get("REHYDRATE_SUPERVISED"):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from rehydrate.core.policy import FIELDS, FlowPolicy
+from rehydrate.core.policy import FIELDS, EffectPolicy, FlowPolicy, WaitPolicy
 
 DEFAULT_WORKSPACE = "default"
 ROLES = ("viewer", "reviewer", "operator", "auditor", "admin")
@@ -83,6 +83,11 @@ def _flow(name: str, body: Any) -> FlowEntry:
         raise FileError(f"[flow.{name}] workspace: expected a name")
     if "declared" in rest:
         raise FileError(f"[flow.{name}]: unknown field `declared`")
+    # One by one first, so that an error names the wait or the effect that it is in.
+    for kind, into in (("wait", WaitPolicy), ("effect", EffectPolicy)):
+        parts = rest.get(kind, {})
+        for part, content in parts.items() if isinstance(parts, dict) else ():
+            _convert(content, into, f"flow.{name}.{kind}", part)
     return FlowEntry(workspace=workspace, policy=_convert(rest, FlowPolicy, "flow", name))
 
 

@@ -83,5 +83,5 @@ class Figures(Collector):
 
 
 def _seconds_since_tick() -> float | None:
-    last = Heartbeat.objects.filter(name__startswith="ticks@").order_by("-at").values_list("at", flat=True).first()
+    last = Heartbeat.objects.filter(name__startswith="tick@").order_by("-at").values_list("at", flat=True).first()
     return (timezone.now() - last).total_seconds() if last else None

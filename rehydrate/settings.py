@@ -246,7 +246,7 @@ Q_CLUSTER: dict[str, Any] = {
     "log_level": "WARNING",
     "ALT_CLUSTERS": {
         # One tick starts a minute and loops for about 95 s: at most two at a time, on workers of their own.
-        "ticks": {"workers": 3, "queue_limit": 3, "timeout": 150, "retry": 360, "scheduler": True},
+        "ticks": {"workers": 4, "queue_limit": 4, "timeout": 150, "retry": 360, "scheduler": True},
     },
 }
 

@@ -15,6 +15,7 @@ from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 from django_q.models import Schedule
+from django_q.tasks import async_task
 
 from approvals.signin import make_link_path
 from rehydrate import __version__, catalogs
@@ -63,7 +64,7 @@ def collect_static() -> None:
 
 
 def schedule_ticks() -> None:
-    """One tick starts each minute, on the cluster that does nothing else."""
+    """One tick starts each minute, on the cluster that does nothing else; the first one at once."""
     Schedule.objects.update_or_create(
         name="tick",
         defaults={
@@ -74,6 +75,7 @@ def schedule_ticks() -> None:
             "cluster": "ticks",
         },
     )
+    async_task("rehydrate.tasks.tick", cluster="ticks", group="tick")
 
 
 def first_administrator() -> None:

@@ -47,6 +47,9 @@ def run(options: Options) -> int:
         os.environ.setdefault("REHYDRATE_URL", url)
         os.environ["REHYDRATE_SUPERVISED"] = "1"
         os.environ.setdefault("REHYDRATE_NODE", f"{socket.gethostname()}-{address[1]}")
+        stop_flag = folder / "stopping"
+        stop_flag.unlink(missing_ok=True)
+        os.environ["REHYDRATE_STOP_FLAG"] = str(stop_flag)
         watcher = Watcher(keep_open=[lock])
         watcher.listen()
         try:
@@ -55,9 +58,11 @@ def run(options: Options) -> int:
             return 0
         finally:
             say(SELF, "stopping")
-            watcher.stop()
             with contextlib.suppress(OSError):
-                (folder / "up.json").unlink()
+                stop_flag.touch()
+                (folder / "up.json").unlink(missing_ok=True)
+            watcher.stop()
+            stop_flag.unlink(missing_ok=True)
 
 
 def _run(options: Options, folder: Path, address: tuple[str, int], watcher: Watcher) -> int:
@@ -202,7 +207,7 @@ def _web(address: tuple[str, int], local: str) -> Service:
             sys.executable, "-m", "granian", "--interface", "wsgi", "--host", host, "--port", str(port),
             "--workers", str(WEB_WORKERS), "--blocking-threads", str(WEB_THREADS), "--respawn-failed-workers",
             "--workers-kill-timeout", "10", "--backpressure", str(WEB_THREADS * 2), "--no-ws", "--http", "1",
-            "--log-level", "warning", "rehydrate.wsgi:application",
+            "--respawn-interval", "0.5", "--log-level", "error", "rehydrate.wsgi:application",
         ],
         environment={"REHYDRATE_DB_POOL": str(WEB_POOL)},
         probe=probes.http_ok(f"{local}/healthz"),

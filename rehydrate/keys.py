@@ -1,0 +1,71 @@
+"""API keys: made, shown once, kept as a digest, found again, revoked. Whom a key stands for is said in `callers`."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+from django.contrib.auth.models import User
+from django.db.models.functions import Now
+
+from rehydrate.models import AdminEvent, ApiKey, Workspace
+
+_MARK = "rhk"
+EVERY_FLOW = "*"
+
+
+def issue_agent(
+    *, workspace: Workspace, name: str, flows: list[str], owner: User | None = None, by: str = "command"
+) -> str:
+    """A new key of an agent: the text to hand over, which cannot be shown again. No flows named: all of the workspace."""
+    key, text = _make(kind=ApiKey.Kind.AGENT, name=name, workspace=workspace, user=owner, flows=flows or [EVERY_FLOW])
+    _note(key, "key.issued", by=by)
+    return text
+
+
+def issue_person(*, user: User, name: str = "", by: str = "command") -> str:
+    """A new personal key; it may do what its person may."""
+    key, text = _make(kind=ApiKey.Kind.PERSON, name=name or user.get_username(), user=user)
+    _note(key, "key.issued", by=by)
+    return text
+
+
+def find(text: str) -> ApiKey | None:
+    """The live key with this text, or None. One indexed look-up, then a comparison in constant time."""
+    mark, _, rest = text.partition("_")
+    prefix, _, secret = rest.partition("_")
+    if mark != _MARK or not prefix or not secret or len(text) > 200:
+        return None
+    key = ApiKey.objects.select_related("workspace", "user").filter(prefix=prefix, revoked_at__isnull=True).first()
+    if key is None or not hmac.compare_digest(key.digest, _digest(text)):
+        return None
+    return key
+
+
+def revoke(key: ApiKey, *, by: str) -> None:
+    """From now on the key opens nothing. Doing it twice changes nothing."""
+    if ApiKey.objects.filter(pk=key.pk, revoked_at__isnull=True).update(revoked_at=Now()):
+        _note(key, "key.revoked", by=by)
+
+
+def _make(**columns: object) -> tuple[ApiKey, str]:
+    prefix = secrets.token_hex(5)
+    text = f"{_MARK}_{prefix}_{secrets.token_urlsafe(32)}"
+    return ApiKey.objects.create(prefix=prefix, digest=_digest(text), **columns), text
+
+
+def _digest(text: str) -> str:
+    # The text has 256 random bits: a slow password hash would add nothing but time to each request.
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _note(key: ApiKey, act: str, *, by: str) -> None:
+    AdminEvent.objects.create(
+        workspace=key.workspace,
+        actor_kind="system" if by == "command" else "person",
+        actor_id=by,
+        act=act,
+        subject=str(key),
+        detail={"kind": key.kind, "flows": key.flows, "user": key.user.get_username() if key.user else None},
+    )

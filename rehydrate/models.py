@@ -365,9 +365,9 @@ class Effect(models.Model):
     reversible = models.BooleanField(null=True)
     amount = models.JSONField(null=True)
     compensation = models.JSONField(null=True)
-    gate = models.CharField(max_length=100, null=True)
+    gates = models.JSONField(default=list)
     gated = models.BooleanField(default=False)
-    approval = models.JSONField(null=True)
+    approvals = models.JSONField(default=dict)
     repeat = models.BooleanField(default=False)
     retry_safe = models.BooleanField(default=False)
     lookup = models.BooleanField(default=False)
@@ -606,6 +606,7 @@ class Heartbeat(models.Model):
 
     name = models.CharField(max_length=100, primary_key=True)
     at = models.DateTimeField()
+    count = models.PositiveBigIntegerField(default=0)
     detail = models.JSONField(default=dict)
 
     def __str__(self) -> str:

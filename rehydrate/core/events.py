@@ -73,7 +73,6 @@ class LeaseLapsed(Fact, tag="lease.lapsed"):
     epoch: int
     holder: str
     due_at: datetime
-    escalated: bool = False
 
 
 class LeaseRetaken(Fact, tag="lease.retaken"):
@@ -125,7 +124,6 @@ class RunFailed(Fact, tag="failed"):
     retryable: bool = True
     retry_at: datetime | None = None
     undoing: bool = False
-    escalated: bool = False
 
 
 class RunCancelled(Fact, tag="cancelled"):
@@ -201,7 +199,7 @@ class EffectPlanned(Fact, tag="effect.planned"):
     reversible: bool | None = None
     compensation: dict[str, Any] | None = None
     amount: dict[str, Any] | None = None
-    approval: str | None = None
+    gates: list[str] = []
     gated: bool = False
     repeat: bool = False
     retry_safe: bool = False
@@ -260,7 +258,6 @@ class EffectFailed(Fact, tag="effect.failed"):
     error: dict[str, Any]
     late: bool = False
     sanitised: bool = False
-    escalated: bool = False
 
 
 class EffectUnknown(Fact, tag="effect.unknown"):

@@ -152,9 +152,9 @@ class Effect(Struct, frozen=True, kw_only=True):
     reversible: bool | None = None
     amount: dict[str, Any] | None = None
     compensation: dict[str, Any] | None = None
-    gate: str | None = None
+    gates: list[str] = []
     gated: bool = False
-    approval: dict[str, Any] | None = None
+    approvals: dict[str, dict[str, Any]] = {}
     repeat: bool = False
     retry_safe: bool = False
     lookup: bool = False
@@ -179,6 +179,21 @@ class Effect(Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
     executed_at: datetime | None = None
     updated_at: datetime | None = None
+
+    @property
+    def approval(self) -> dict[str, Any] | None:
+        """The approval that counts first: of the gates the first that lacks a yes, else the latest asked for."""
+        if not self.gates:
+            return next(reversed(self.approvals.values()), None)
+        found = [self.approvals.get(name) for name in self.gates]
+        lacking = (a for a in found if a is None or a["status"] not in ("approved", "used"))
+        return next(lacking, found[0])
+
+    @property
+    def authorised(self) -> bool:
+        """True when every gate has a person's yes (or the deadline's, where the flow allows that)."""
+        approval = self.approval
+        return not self.gated or (approval is not None and approval["status"] in ("approved", "used"))
 
     @property
     def undoable(self) -> bool:
@@ -366,7 +381,6 @@ def _lapsed(state: State, fact: ev.LeaseLapsed, rec: ev.Recorded) -> State:
         failure_count=run.failure_count + (not undoing),
         undo_failures=run.undo_failures + undoing,
         last_error={"code": "lease_lost", "message": f"{fact.holder} did not renew its lease in time"},
-        escalation=run.escalation + fact.escalated,
     )
 
 
@@ -384,7 +398,7 @@ def _released(state: State, fact: ev.Released, rec: ev.Recorded) -> State:
 def _recalled(state: State, fact: ev.Recalled, rec: ev.Recorded) -> State:
     # What was asked is withdrawn: the pause counts for nothing any more.
     state = _close(state, fact.waits, "superseded", rec, fact.reason)
-    return _run(state, pause_waits=[], resume_when=None)
+    return _run(state, pause_waits=[], resume_when=None, missing=[])
 
 
 @_on(ev.VerdictChanged)
@@ -464,7 +478,6 @@ def _failed(state: State, fact: ev.RunFailed, rec: ev.Recorded) -> State:
         last_error=fact.error,
         not_retryable=not fact.retryable,
         retry_at=fact.retry_at,
-        escalation=run.escalation + fact.escalated,
     )
 
 
@@ -511,18 +524,15 @@ def _open_wait(state: State, given: dict[str, Any], rec: ev.Recorded) -> State:
     if wait.effect_key is not None and wait.effect_key in state.effects:
         effect = state.effects[wait.effect_key]
         again = {"state": "planned"} if effect.state == "withdrawn" else {}
-        asked = {"wait": wait.id, "name": wait.name, "status": "asked"}
-        keep = (effect.approval or {}).get("status") in ("approved", "used")
-        state = _effect(
-            state,
-            effect.key,
-            rec,
-            gate=effect.gate or wait.name,
-            gated=True,
-            approval=effect.approval if keep else asked,
-            **again,
-        )
+        if (effect.approvals.get(wait.name) or {}).get("status") not in ("approved", "used"):
+            again["approvals"] = _with(effect.approvals, wait.name, {"wait": wait.id, "name": wait.name, "status": "asked"})
+        state = _effect(state, effect.key, rec, gated=True, **again)
     return state
+
+
+def _with(approvals: dict[str, Any], name: str, approval: dict[str, Any]) -> dict[str, Any]:
+    """The approvals with this one as the latest."""
+    return {**{key: value for key, value in approvals.items() if key != name}, name: approval}
 
 
 def _time(text: str | None) -> datetime | None:
@@ -615,8 +625,8 @@ def _planned(state: State, fact: ev.EffectPlanned, rec: ev.Recorded) -> State:
         reversible=fact.reversible,
         amount=fact.amount,
         compensation=fact.compensation,
-        gate=fact.approval,
-        gated=fact.gated or fact.approval is not None,
+        gates=fact.gates,
+        gated=fact.gated,
         repeat=fact.repeat,
         retry_safe=fact.retry_safe,
         lookup=fact.lookup,
@@ -628,8 +638,8 @@ def _planned(state: State, fact: ev.EffectPlanned, rec: ev.Recorded) -> State:
     )
     if known is not None:  # planned by its ask before: the agent's own plan only adds to it
         effect = replace(
-            effect, state=known.state, approval=known.approval, gate=effect.gate or known.gate,
-            gated=effect.gated or known.gated, planned_seq=known.planned_seq, planned_at=known.planned_at,
+            effect, state=known.state, approvals=known.approvals, gated=effect.gated or known.gated,
+            planned_seq=known.planned_seq, planned_at=known.planned_at,
             arguments=known.arguments, arguments_digest=known.arguments_digest, fingerprint=known.fingerprint,
             first_fingerprint=known.first_fingerprint, attempt=known.attempt,
         )
@@ -660,8 +670,10 @@ def _started(state: State, fact: ev.EffectStarted, rec: ev.Recorded) -> State:
             "arguments_digest": fact.arguments_digest,
             "fingerprint": fact.fingerprint or effect.fingerprint,
         }
-    if effect.approval and effect.approval.get("status") == "approved":
-        changes["approval"] = {**effect.approval, "status": "used", "attempt": fact.attempt}
+    changes["approvals"] = {
+        name: {**approval, "status": "used", "attempt": fact.attempt} if approval["status"] == "approved" else approval
+        for name, approval in effect.approvals.items()
+    }
     return _effect(
         state,
         fact.key,
@@ -714,7 +726,6 @@ def _effect_failed(state: State, fact: ev.EffectFailed, rec: ev.Recorded) -> Sta
         state,
         failure_count=run.failure_count + 1,
         last_error=fact.error,
-        escalation=run.escalation + fact.escalated,
     )
 
 
@@ -802,6 +813,8 @@ def _voted(state: State, fact: ev.WaitVoted, rec: ev.Recorded) -> State:
             **wait.policy,
             "carried": {"conditions": fact.conditions, "expires_at": _text(fact.expires_at), "arguments": fact.arguments},
         }
+    if fact.choice == "edit" and wait.ask is not None and wait.ask.get("effect"):
+        changes["ask"] = {**wait.ask, "effect": {**wait.ask["effect"], "arguments": fact.arguments}}
     if fact.closes:
         carried = changes.get("policy", wait.policy).get("carried") or {}
         answer = {
@@ -839,9 +852,10 @@ def _approve(state: State, wait: Wait, answer: dict[str, Any], rec: ev.Recorded)
         "expires_at": answer["expires_at"],
         "by": answer["decided_by"],
         "at": answer["decided_at"],
-        "asked": effect.arguments,
+        "arguments": effect.arguments,
+        "digest": effect.arguments_digest,
     }
-    return _effect(state, effect.key, rec, approval=approval)
+    return _effect(state, effect.key, rec, approvals=_with(effect.approvals, wait.name, approval))
 
 
 def _any_closed(state: State, wait: Wait, rec: ev.Recorded, *, counts: bool) -> State:
@@ -872,7 +886,7 @@ def _timed_out(state: State, fact: ev.WaitTimedOut, rec: ev.Recorded) -> State:
     if wait is None or wait.effect_key is None or wait.effect_key not in state.effects:
         return state
     effect = state.effects[wait.effect_key]
-    if (effect.approval or {}).get("wait") != wait.id:
+    if (effect.approvals.get(wait.name) or {}).get("wait") != wait.id:
         return state
     approval = {
         "wait": wait.id,
@@ -884,9 +898,10 @@ def _timed_out(state: State, fact: ev.WaitTimedOut, rec: ev.Recorded) -> State:
         "expires_at": None,
         "by": "ledger",
         "at": _text(rec.at),
-        "asked": effect.arguments,
+        "arguments": effect.arguments,
+        "digest": effect.arguments_digest,
     }
-    return _effect(state, effect.key, rec, approval=approval)
+    return _effect(state, effect.key, rec, approvals=_with(effect.approvals, wait.name, approval))
 
 
 @_on(ev.WaitSignalled)
@@ -918,7 +933,7 @@ def _escalated(state: State, fact: ev.WaitEscalated, rec: ev.Recorded) -> State:
         return state
     groups = [*wait.groups, *(group for group in fact.to if group not in wait.groups)]
     return _wait(
-        state,
+        _run(state, escalation=state.run.escalation + 1),
         fact.wait,
         groups=groups,
         policy={**wait.policy, "groups": groups},

@@ -286,15 +286,17 @@ def _row_13(case: _Case) -> Found:
         if alarm["code"] == "condition_unmet" and "condition_unmet" not in run.cleared:
             yield "review", Reason("condition_unmet", _ALARMS["condition_unmet"].format(key=alarm["subject"]), alarm["subject"])
     for effect in case.state.effects.values():
-        approval = effect.approval
-        if approval is None or approval["status"] != "approved" or effect.state not in ("planned", "failed"):
+        if effect.state not in ("planned", "failed"):
             continue
-        if "condition_unmet" not in run.cleared:
-            for unmet in conditions.unmet(approval["conditions"], effect.arguments):
-                yield "review", Reason("condition_unmet", f"{_what(effect)}: {unmet}", effect.key)
-        expires_at = approval["expires_at"]
-        if expires_at and datetime.fromisoformat(expires_at) <= case.now and "approval_expired" not in run.cleared:
-            yield "review", Reason("approval_expired", f"The approval of {_what(effect)} has expired.", effect.key)
+        for approval in effect.approvals.values():
+            if approval["status"] != "approved":
+                continue
+            if "condition_unmet" not in run.cleared:
+                for unmet in conditions.unmet(approval["conditions"], effect.arguments):
+                    yield "review", Reason("condition_unmet", f"{_what(effect)}: {unmet}", effect.key)
+            expires_at = approval["expires_at"]
+            if expires_at and datetime.fromisoformat(expires_at) <= case.now and "approval_expired" not in run.cleared:
+                yield "review", Reason("approval_expired", f"The approval of {_what(effect)} has expired.", effect.key)
 
 
 def _row_14(case: _Case) -> Found:

@@ -7,14 +7,13 @@ import os
 
 from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from rehydrate import __version__
+from rehydrate import __version__, clock
 from rehydrate.models import Heartbeat, Run, Wait
 
 STALE_AFTER = 60.0
@@ -84,4 +83,4 @@ class Figures(Collector):
 
 def _seconds_since_tick() -> float | None:
     last = Heartbeat.objects.filter(name__startswith="tick@").order_by("-at").values_list("at", flat=True).first()
-    return (timezone.now() - last).total_seconds() if last else None
+    return (clock.now() - last).total_seconds() if last else None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import time
 
-from django.db.models import F
-from django.utils import timezone
-
-from rehydrate import engine
+from rehydrate import clock, engine
 from rehydrate.models import Heartbeat
 
 TICK_LASTS = 95.0
@@ -29,22 +27,19 @@ def beat(cluster: str) -> None:
     _note(f"beat:{cluster}")
 
 
-def beats(cluster: str) -> int:
-    """How often this machine's cluster has shown itself."""
-    row = Heartbeat.objects.filter(name=_name(f"beat:{cluster}")).values_list("count", flat=True).first()
-    return row or 0
+def last_beat(cluster: str) -> dt.datetime | None:
+    """When this machine's cluster last showed itself."""
+    return Heartbeat.objects.filter(name=_name(f"beat:{cluster}")).values_list("at", flat=True).first()
 
 
-def _note(cluster: str) -> None:
-    name = _name(cluster)
-    if not Heartbeat.objects.filter(name=name).update(count=F("count") + 1, at=timezone.now()):
-        Heartbeat.objects.get_or_create(name=name, defaults={"count": 1, "at": timezone.now()})
+def _note(what: str) -> None:
+    Heartbeat.objects.update_or_create(name=_name(what), defaults={"at": clock.now()})
 
 
 def _stopping() -> bool:
     """A cluster asked to end waits for its tasks, so a tick must not go on to its own end."""
     flag = os.environ.get("REHYDRATE_STOP_FLAG")
-    return bool(flag) and os.path.exists(flag)
+    return bool(flag) and os.path.exists(str(flag))
 
 
 def _name(what: str) -> str:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import shutil
+import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -18,8 +22,11 @@ from django_q.models import Schedule
 from django_q.tasks import async_task
 
 from approvals.signin import make_link_path
-from rehydrate import __version__, catalogs
-from rehydrate.data import DataFolderError
+from rehydrate import __version__, catalogs, keys
+from rehydrate.apply import apply
+from rehydrate.data import DataFolderError, write_private
+from rehydrate.flowfile import parse
+from rehydrate.models import Flow, Workspace
 
 OWN_APPS = {"rehydrate", "approvals", "audit"}
 ADMINISTRATOR = "admin"
@@ -76,6 +83,51 @@ def schedule_ticks() -> None:
         },
     )
     async_task("rehydrate.tasks.tick", cluster="ticks", group="tick")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo's processes are started with."""
+
+    world_port: int
+    keys: dict[str, str]
+
+    @property
+    def world_url(self) -> str:
+        return f"http://127.0.0.1:{self.world_port}"
+
+
+def demo(folder: Path) -> Demo:
+    """Applies the demo's flows once (what people change afterwards stays), and keeps keys for its agents."""
+    notes = folder / "demo.json"
+    kept: dict[str, Any] = json.loads(notes.read_text()) if notes.exists() else {}
+    text = (Path(__file__).parent.parent / "demo" / "flows.toml").read_text(encoding="utf-8")
+    document = parse(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    workspaces = {name: flow.workspace for name, flow in document.flows.items()}
+    if kept.get("applied") != digest or Flow.objects.filter(name__in=workspaces).count() < len(workspaces):
+        apply(document, by="demo")
+    agent_keys: dict[str, str] = {}
+    for flow, slug in workspaces.items():
+        text = kept.get("keys", {}).get(flow, "")
+        if not text or keys.find(text) is None:
+            text = keys.issue_agent(
+                workspace=Workspace.objects.get(slug=slug), name=f"{flow} agent", flows=[flow], by="demo"
+            )
+        agent_keys[flow] = text
+    port = _free_port(kept.get("world_port"))
+    write_private(notes, json.dumps({"applied": digest, "world_port": port, "keys": agent_keys}, indent=2) + "\n")
+    return Demo(world_port=port, keys=agent_keys)
+
+
+def _free_port(wanted: int | None) -> int:
+    """The wanted one, so that addresses given out earlier still lead to it; another when it is taken."""
+    for port in (wanted or 0, 0):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise DataFolderError("This machine has no free port for the demo's outside world: start with --no-demo.")
 
 
 def first_administrator() -> None:

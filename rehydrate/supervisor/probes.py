@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import http.client
 import time
 from collections.abc import Callable
@@ -53,22 +54,20 @@ def cluster_works(cluster: str) -> Callable[[], None]:
     Asks again only after an answer, or when the question is old enough to have been lost.
     """
     asked_at: float | None = None
-    seen: int = 0
+    last: dt.datetime | None = None
 
     def probe() -> None:
-        nonlocal asked_at, seen
+        nonlocal asked_at, last
         try:
             close_old_connections()
-            count = tasks.beats(cluster)
-            if asked_at is None:
-                seen = count
-            if asked_at is None or count > seen or time.monotonic() - asked_at > 15:
-                well = asked_at is not None and count > seen
+            beat = tasks.last_beat(cluster)
+            first = asked_at is None
+            answered = not first and beat != last
+            if first or answered or time.monotonic() - (asked_at or 0) > 15:
                 async_task("rehydrate.tasks.beat", cluster, cluster=cluster, group="beat")
-                asked_at, seen = time.monotonic(), count
-                if well:
-                    return
-            raise NoAnswerError("a task that it was handed was not carried out")
+                asked_at, last = time.monotonic(), beat
+            if not answered:
+                raise NoAnswerError("a task that it was handed was not carried out")
         finally:
             connection.close()
 

@@ -1,8 +1,10 @@
 """Ends what a killed supervisor left running. Imports nothing of the project: it must work whatever happened to that.
 
-The supervisor holds the other end of standard input and writes `+<group> <signal>` for each process group it starts and
-`-<group>` for each that has ended. End of file means that the supervisor is gone. Groups are ended in the opposite order
-of their start, so that the database goes last.
+    python reaper.py STOP_FLAG
+
+The supervisor holds the other end of standard input and writes `+<group> <signal> <wave>` for each process group it starts
+and `-<group>` for each that has ended. End of file means that the supervisor is gone: then the flag is raised that tells
+long tasks to stop, and the groups are ended, wave by wave, so that the database goes after those who use it.
 """
 
 import os
@@ -10,41 +12,51 @@ import signal
 import sys
 import time
 
-PATIENCE = 10.0
-"""Seconds a group gets to end by itself before it is killed."""
+PATIENCE = 8.0
+"""Seconds a wave gets to end by itself before it is killed."""
 
 
 def main() -> None:
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    groups: dict[int, int] = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups: dict[int, tuple[int, int]] = {}
     for line in sys.stdin:
         if line.startswith("+"):
-            group, number = line[1:].split()
-            groups[int(group)] = int(number)
+            group, number, wave = line[1:].split()
+            groups[int(group)] = (int(number), int(wave))
         elif line.startswith("-"):
             groups.pop(int(line[1:]), None)
-    for group, number in reversed(groups.items()):
-        end(group, number)
-
-
-def end(group: int, number: int) -> None:
-    """Asks the group to end, waits for it, and kills what is left."""
-    if not tell(group, number):
+    if not groups:
         return
+    with open(sys.argv[1], "w"):
+        pass
+    for wave in sorted({wave for _, wave in groups.values()}):
+        end({group: number for group, (number, its) in groups.items() if its == wave})
+    os.unlink(sys.argv[1])
+
+
+def end(groups: dict[int, int]) -> None:
+    """Asks the groups' leaders to end, waits for all of each group, and kills what is left."""
+    for group, number in groups.items():
+        try:
+            os.kill(group, number)
+        except ProcessLookupError:
+            # The leader is gone; whoever it left behind is told instead.
+            tell(group, number)
+    left = set(groups)
     deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
+    while left and time.monotonic() < deadline:
         time.sleep(0.05)
-        if not tell(group, 0):
-            return
-    tell(group, signal.SIGKILL)
+        left = {group for group in left if tell(group, 0)}
+    for group in left:
+        tell(group, signal.SIGKILL)
 
 
 def tell(group: int, number: int) -> bool:
     """False when nobody of the group is left."""
     try:
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
+    except ProcessLookupError:
         return False
     return True
 

@@ -24,7 +24,7 @@ class Service:
 
     `probe` raises when the process does not answer as it should; it runs on another thread. A service without one is taken
     to be well while it runs. `patience` is how long it may fail to answer before it is ended and started again.
-    `essential` services are waited for before the system calls itself ready. `after` names services that must be well first.
+    Without an `essential` one the system is not ready. `after` names services that must be well first.
     A `foundation` is ended only when all the others are gone.
     """
 
@@ -62,6 +62,11 @@ class Service:
     def well(self) -> bool:
         """True when it runs and has answered since it was started (or cannot be asked)."""
         return self.running and self.ending_since is None and self.well_at is not None
+
+    @property
+    def given_up(self) -> bool:
+        """True when nobody should wait for it any longer, though it goes on being tried."""
+        return not self.essential and self.failures >= 2
 
     def start(self) -> subprocess.Popen[bytes]:
         self.process = subprocess.Popen(

@@ -48,9 +48,8 @@ def run(options: Options) -> int:
         os.environ["REHYDRATE_SUPERVISED"] = "1"
         os.environ.setdefault("REHYDRATE_NODE", f"{socket.gethostname()}-{address[1]}")
         stop_flag = folder / "stopping"
-        stop_flag.unlink(missing_ok=True)
-        os.environ["REHYDRATE_STOP_FLAG"] = str(stop_flag)
-        watcher = Watcher(keep_open=[lock])
+        os.environ.update(REHYDRATE_DATA=str(folder), REHYDRATE_STOP_FLAG=str(stop_flag))
+        watcher = Watcher(stop_flag=stop_flag, keep_open=[lock])
         watcher.listen()
         try:
             return _run(options, folder, address, watcher)
@@ -58,11 +57,8 @@ def run(options: Options) -> int:
             return 0
         finally:
             say(SELF, "stopping")
-            with contextlib.suppress(OSError):
-                stop_flag.touch()
-                (folder / "up.json").unlink(missing_ok=True)
+            (folder / "up.json").unlink(missing_ok=True)
             watcher.stop()
-            stop_flag.unlink(missing_ok=True)
 
 
 def _run(options: Options, folder: Path, address: tuple[str, int], watcher: Watcher) -> int:
@@ -77,10 +73,10 @@ def _run(options: Options, folder: Path, address: tuple[str, int], watcher: Watc
         preparation.build_catalogs()
         preparation.collect_static()
         preparation.schedule_ticks()
-        demo = preparation.demo(folder, options.demo)
         preparation.first_administrator()
+        demo = preparation.demo(folder) if options.demo else None
 
-        for service in [_web(address, local), *_clusters(), *_demo(demo, local)]:
+        for service in [_web(address, local), *_clusters(), *_demo(demo, folder, local)]:
             watcher.add(service)
 
         def when_ready() -> None:
@@ -222,6 +218,7 @@ def _clusters() -> list[Service]:
             command=_manage("qcluster"),
             environment={"Q_CLUSTER_NAME": cluster},
             probe=probes.cluster_works(cluster),
+            probe_every=5,
             patience=45,
             stop_within=10,
             directory=str(data.ROOT),
@@ -230,8 +227,30 @@ def _clusters() -> list[Service]:
     ]
 
 
-def _demo(demo: Demo | None, local: str) -> list[Service]:
-    return []
+def _demo(demo: preparation.Demo | None, folder: Path, local: str) -> list[Service]:
+    """The small outside world, and one process for each agent."""
+    if demo is None:
+        return []
+    command = [sys.executable, "-m", "rehydrate.demo"]
+    world = Service(
+        name="world",
+        command=[*command, "world", "--port", str(demo.world_port), "--data", str(folder / "world")],
+        probe=probes.http_ok(f"{demo.world_url}/counts"),
+        essential=False,
+        directory=str(data.ROOT),
+    )
+    agents = [
+        Service(
+            name=flow,
+            command=[*command, "agent", flow],
+            environment={"REHYDRATE_URL": local, "REHYDRATE_KEY": key, "REHYDRATE_DEMO_WORLD": demo.world_url},
+            essential=False,
+            after=("web", "world"),
+            directory=str(data.ROOT),
+        )
+        for flow, key in demo.keys.items()
+    ]
+    return [world, *agents]
 
 
 def _line(text: str) -> None:

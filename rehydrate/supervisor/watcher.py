@@ -30,9 +30,15 @@ class Stopped(BaseException):
 
 
 class Watcher:
-    """Runs services until told to stop. `keep_open` is inherited by the reaper, so that a lock outlives a killed supervisor."""
+    """Runs services until told to stop.
 
-    def __init__(self, *, keep_open: Sequence[int] = ()) -> None:
+    `stop_flag` is raised while they are ended, for tasks that go on long; `keep_open` is inherited by the reaper, so that
+    a lock outlives a killed supervisor.
+    """
+
+    def __init__(self, *, stop_flag: Path, keep_open: Sequence[int] = ()) -> None:
+        self.stop_flag = stop_flag
+        self.stop_flag.unlink(missing_ok=True)
         self.services: list[Service] = []
         self.stopping = False
         self.interruptible = True
@@ -43,7 +49,7 @@ class Watcher:
         os.set_blocking(self._wake_write, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._reaper = subprocess.Popen(
-            [sys.executable, "-I", str(Path(__file__).with_name("reaper.py"))],
+            [sys.executable, "-I", str(Path(__file__).with_name("reaper.py")), str(stop_flag)],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True, pass_fds=tuple(keep_open), text=True,
         )  # fmt: skip
@@ -74,7 +80,7 @@ class Watcher:
 
     def start(self, service: Service) -> None:
         process = service.start()
-        self._tell_reaper(f"+{process.pid} {int(service.stop_signal)}\n")
+        self._tell_reaper(f"+{process.pid} {int(service.stop_signal)} {int(service.foundation)}\n")
         assert process.stdout is not None
         self._selector.register(process.stdout, selectors.EVENT_READ, service)
 
@@ -97,7 +103,7 @@ class Watcher:
             self._listen_once()
             for service in self.services:
                 self._look_after(service, ready=ready)
-            if not ready and all(service.well for service in self.services if service.essential):
+            if not ready and all(service.well or service.given_up for service in self.services):
                 ready = True
                 when_ready()
 
@@ -138,6 +144,8 @@ class Watcher:
     def stop(self) -> None:
         """Ends all services: what uses the database before the database."""
         self.stopping, self.interruptible = True, False
+        with contextlib.suppress(OSError):
+            self.stop_flag.touch()
         for foundation in (False, True):
             wave = [service for service in self.services if service.foundation is foundation]
             for service in reversed(wave):
@@ -149,6 +157,7 @@ class Watcher:
             for service in wave:
                 if service.process is not None:
                     self._bury(service, ready=True)
+        self.stop_flag.unlink(missing_ok=True)
         self._probes.shutdown(wait=False, cancel_futures=True)
         assert self._reaper.stdin is not None
         with contextlib.suppress(OSError):

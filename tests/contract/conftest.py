@@ -1,0 +1,65 @@
+"""Fixtures of the contract tests: the world, its cast, and the way to the server (in process, or a socket)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .driver import CAST, Agent, DjangoTransport, HttpTransport, Person, Transport, World
+
+OVER_HTTP = os.environ.get("CONTRACT_OVER_HTTP") == "1"
+
+
+@pytest.fixture
+def transport(request: pytest.FixtureRequest) -> Transport:
+    """In process unless CONTRACT_OVER_HTTP=1; real commits wherever other threads must see them."""
+    if OVER_HTTP or getattr(request, "param", "") == "http":
+        return HttpTransport(request.getfixturevalue("live_server").url)
+    marker = request.node.get_closest_marker("django_db")
+    commits = bool(marker and marker.kwargs.get("transaction"))
+    request.getfixturevalue("transactional_db" if commits else "db")
+    return DjangoTransport()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Over HTTP the server is another process, whose clock a test cannot move."""
+    if OVER_HTTP:
+        here = str(Path(__file__).parent)
+        moved = [i for i in items if str(i.path).startswith(here) and "clock" in getattr(i, "fixturenames", ())]
+        config.hook.pytest_deselected(items=moved)
+        items[:] = [i for i in items if i not in moved]
+
+
+@pytest.fixture
+def world(transport: Transport, tmp_path: Path) -> World:
+    made = World(transport, tmp_path)
+    made.apply(CAST)
+    return made
+
+
+@pytest.fixture
+def bot(world: World) -> Agent:
+    """The agent of the default workspace that may use every flow."""
+    return world.agent("bot")
+
+
+def _person(name: str, doc: str) -> Any:
+    def give(world: World) -> Person:
+        return world.person(name)
+
+    give.__doc__ = doc
+    return pytest.fixture(name=name)(give)
+
+
+alice = _person("alice", "Legal reviewer.")
+bob = _person("bob", "Legal reviewer.")
+carol = _person("carol", "Legal reviewer too, and the one who requests.")
+grace = _person("grace", "Reviewer in `leads`, to whom things are escalated; not in legal.")
+dave = _person("dave", "Operator.")
+erin = _person("erin", "Auditor.")
+frank = _person("frank", "Administrator of the workspace.")
+victor = _person("victor", "Viewer.")
+mallory = _person("mallory", "Everything, but in another workspace.")

@@ -45,7 +45,14 @@ def test_a_new_run_has_exactly_the_ten_fields_null_or_empty(bot: Agent) -> None:
     assert meta["run_id"] == run.id
     assert [meta[k] for k in ("stage", "checkpoint", "input_ref", "timer_due_at")] == [None] * 4
     assert [meta[k] for k in ("waiting_for", "external_refs", "effect_keys", "decisions")] == [[]] * 4
-    assert meta["failures"] == {"count": 0, "limit": 3, "last_error": None, "escalation": None}
+    failures = meta["failures"]
+    assert set(failures) == {"count", "limit", "last_error", "escalation"}
+    assert (failures["count"], failures["limit"], failures["last_error"], bool(failures["escalation"])) == (
+        0,
+        3,
+        None,
+        False,
+    )
 
 
 def test_the_ten_fields_are_filled_by_what_happens(bot: Agent, alice: Person, clock: Clock) -> None:

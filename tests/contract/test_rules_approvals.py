@@ -295,6 +295,15 @@ def test_within_the_conditions_the_conditioned_argument_may_differ(
         assert "condition_unmet" in run.codes
 
 
+@pytest.mark.parametrize(
+    "amount", ["1_0", "\uff11\uff10", " 9", "nine", "", "0x1", "NaN", "-Infinity", None, True, ["9"]], ids=repr
+)
+def test_what_is_no_decimal_never_holds(approved: Callable[..., Run], amount: Any) -> None:
+    run = approved("approve_with_conditions", conditions=LIMIT)
+    run.start("k1", arguments={**ORDER, "amount": amount}).refused(409, "condition_unmet")
+    assert run.state("k1") == "planned"
+
+
 def test_what_is_not_conditioned_may_not_differ(approved: Callable[..., Run]) -> None:
     run = approved("approve_with_conditions", conditions=LIMIT)
     run.start("k1", arguments={**ORDER, "supplier": "Other"}).refused(409, "approval_mismatch")
@@ -311,6 +320,10 @@ def test_conditions_are_checked_at_planning_too(approved: Callable[..., Run]) ->
     [
         {"pointer": "/nowhere", "op": "==", "value": 1},
         {"pointer": "amount", "op": "==", "value": 1},
+        {"pointer": "/amount/0", "op": "==", "value": "1"},
+        {"pointer": "/tags/-", "op": "exists"},
+        {"pointer": "/tags/7", "op": "exists"},
+        {"pointer": "/~2", "op": "exists"},
         {"pointer": "/amount", "op": "~=", "value": 1},
         {"pointer": "/amount", "op": "==", "value": 1, "why": "?"},
     ],
@@ -319,7 +332,7 @@ def test_conditions_are_checked_at_planning_too(approved: Callable[..., Run]) ->
 def test_conditions_that_point_nowhere_are_refused_when_deciding(
     bot: Agent, alice: Person, bad: dict[str, Any]
 ) -> None:
-    run = bot.open(order())
+    run = bot.open(order(arguments={**ORDER, "tags": ["a", "b"]}))
     wait = run.pause(approval(effect="k1"))
     alice.decide(wait, "approve_with_conditions", conditions=[bad]).refused(422, "invalid")
     assert run.outcome == "wait"

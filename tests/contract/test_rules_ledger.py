@@ -70,7 +70,7 @@ def long_story(bot: Agent, alice: Person, bob: Person, dave: Person, clock: Cloc
     clock.advance(seconds=6)
     run.resume()
     run.pause(callback("c", correlation="c-1"))
-    bot.signal("s1", "c", correlation="c-1", payload={"1.5": [1.5, 1e21, None, True]})
+    bot.signal("s1", "c", correlation="c-1", payload={"1.5": [1.5, 1e3, None, True]})
     run.resume()
     run.pause(timer(due_in=60))
     clock.advance(seconds=61)

@@ -325,6 +325,15 @@ def test_hand_back_reconciles_each_unknown_effect(bot: Agent, dave: Person) -> N
     assert (run.status, run.state("m")) == ("ready", "executed")
 
 
+def test_a_hand_back_tells_what_was_done_by_hand_without_a_key(bot: Agent, dave: Person) -> None:
+    run = bot.open()
+    dave.takeover(run).fine()
+    by_hand = {"system": "erp", "action": "reserve", "resource": "r-9", "receipt": {"id": "x9", "status": "done"}}
+    dave.handback(run, effects=[by_hand]).fine()
+    told = run.resume()["effects"]
+    assert [(e["state"], e["resource"], e["receipt"]["id"]) for e in told] == [("executed", "r-9", "x9")]
+
+
 def test_only_what_is_held_can_be_handed_back(bot: Agent, dave: Person) -> None:
     run = bot.open()
     answer = dave.handback(run)

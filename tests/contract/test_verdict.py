@@ -127,11 +127,11 @@ def test_row_6_a_no_with_nothing_to_undo_ends_the_run(rejected: Callable[..., Ru
 
 
 def test_row_6_with_continue_the_agent_is_told_the_no(rejected: Callable[..., Run]) -> None:
-    run = rejected(*done(RESERVED), on_reject="continue")
+    run = rejected(*done(effect("m", "mail.send")), on_reject="continue")
     envelope = run.resume()
     assert envelope["verdict"]["outcome"] == "continue"
     assert envelope["waits"][0]["decision"]["choice"] == "reject"
-    assert run.state("r") == "executed"
+    assert run.state("m") == "executed"
 
 
 def test_row_7_required_metadata_missing(bot: Agent) -> None:

@@ -130,3 +130,13 @@ def query(request: HttpRequest, type_: type[T]) -> T:
 
 def body_digest(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
+
+
+def webhook_id(request: HttpRequest, raw: bytes) -> str:
+    """What tells a callback from its repetitions: the sender's id (Standard Webhooks), else the body's digest."""
+    given = request.META.get("HTTP_WEBHOOK_ID")
+    if given is None:
+        return f"sha256:{body_digest(raw)}"
+    if not 1 <= len(given) <= 200 or not given.isprintable():
+        raise invalid("", "The header webhook-id has 1 to 200 printable characters.")
+    return str(given)

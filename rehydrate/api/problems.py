@@ -10,6 +10,7 @@ from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooB
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.request import UnreadablePostError
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions as drf
 
 from rehydrate.core.refusals import Refusal
@@ -121,3 +122,9 @@ def _for_drf(error: drf.APIException) -> HttpResponse:
     if status == 401:
         headers["WWW-Authenticate"] = WWW_AUTHENTICATE
     return problem(status, _CODES.get(status, "malformed"), str(detail), headers=headers)
+
+
+@csrf_exempt
+def nothing_here(request: HttpRequest) -> HttpResponse:
+    """404 for every address under /api/ that is none."""
+    return problem(404, "not_found", f"There is nothing at {request.path}. /api/docs/ lists the addresses.")

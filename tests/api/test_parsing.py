@@ -225,7 +225,7 @@ def test_state_and_several_waits_have_room() -> None:
     assert isinstance(waits, commands.Paused)
 
 
-# -- receipts (rule 9) -------------------------------------------------------------------------------------------------
+# -- receipts (rule 9) -----------------------------------------------------------------------------------------------
 
 
 def append(*events: str) -> commands.Append:
@@ -311,7 +311,7 @@ def test_an_oversized_receipt_keeps_what_proves_the_act() -> None:
     assert event.arguments_digest == digest(bulk)
 
 
-# -- nothing breaks it --------------------------------------------------------------------------------
+# -- nothing breaks it -----------------------------------------------------------------------------------------------
 
 texts = st.text(st.characters(codec=None), max_size=8)
 values = st.recursive(

@@ -1,0 +1,262 @@
+"""What an endpoint is: who may call, what it takes, what it answers; and the one way in which it is done.
+
+A function with `@get` or `@post` is an operation; `resource` makes the DRF view of the operations at one address. The same
+description gives the OpenAPI schema (see `schema`). No operation lives here.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
+
+import msgspec
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
+from rest_framework.exceptions import MethodNotAllowed
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from rehydrate.api import auth, idempotency, parsing, problems, schema
+from rehydrate.api.idempotency import Grant, Outcome
+from rehydrate.callers import Caller
+from rehydrate.core.refusals import Refusal, not_found
+
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A body with another status than the operation's first one, or with what it grants."""
+
+    body: Any
+    status: int = 200
+
+
+class Payload(msgspec.Struct):
+    """What came in at a callback URL, and what tells it from its repetitions."""
+
+    value: Any
+    webhook_id: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One method at one address.
+
+    `act(caller, *ids, body or query)` gives the body, or an `Answer`. `answers` are the statuses of success with their
+    shapes, the usual one first; `refuses` the statuses of refusal beyond those that `method` and `body` bring along.
+    """
+
+    method: str
+    name: str
+    summary: str
+    description: str
+    act: Callable[..., Any]
+    answers: Mapping[int, Any]
+    refuses: frozenset[int]
+    body: type[msgspec.Struct] | None = None
+    query: type[msgspec.Struct] | None = None
+    people_only: bool = False
+    grants: Callable[[Any, Any, Mapping[str, str]], Grant | None] | None = None
+    #: Seconds that the body lets the call wait for something to answer with.
+    waits: Callable[[Any], float] | None = None
+    #: False at addresses that are secret by themselves (callback URLs).
+    signed_in: bool = True
+    tag: str = ""
+
+    @property
+    def free_body(self) -> bool:
+        """True where the body is anything, JSON or a form."""
+        return self.body is Payload
+
+    @property
+    def once(self) -> bool:
+        """True where an Idempotency-Key is heeded."""
+        return self.method == "POST"
+
+
+def get(
+    *, tag: str, answers: Mapping[int, Any], refuses: tuple[int, ...] = (), query: type[msgspec.Struct] | None = None
+) -> Callable[[Callable[..., Any]], Operation]:
+    """A read. It changes nothing (rule 12)."""
+
+    def describe(act: Callable[..., Any]) -> Operation:
+        refusals = {401, 403, 422, 429, 503, *refuses}
+        return Operation(
+            method="GET", act=act, answers=answers, refuses=frozenset(refusals), query=query, tag=tag, **_words(act)
+        )
+
+    return describe
+
+
+def post(
+    *,
+    tag: str,
+    body: type[msgspec.Struct],
+    answers: Mapping[int, Any],
+    refuses: tuple[int, ...] = (),
+    people_only: bool = False,
+    grants: Callable[[Any, Any, Mapping[str, str]], Grant | None] | None = None,
+    waits: Callable[[Any], float] | None = None,
+    signed_in: bool = True,
+) -> Callable[[Callable[..., Any]], Operation]:
+    """A change, with a JSON body and an Idempotency-Key."""
+
+    def describe(act: Callable[..., Any]) -> Operation:
+        refusals = {400, 409, 413, 415, 422, 429, 503, *refuses} | ({401, 403} if signed_in else set())
+        return Operation(
+            method="POST",
+            act=act,
+            answers=answers,
+            refuses=frozenset(refusals),
+            body=body,
+            people_only=people_only,
+            grants=grants,
+            waits=waits,
+            signed_in=signed_in,
+            tag=tag,
+            **_words(act),
+        )
+
+    return describe
+
+
+def _words(act: Callable[..., Any]) -> dict[str, str]:
+    summary, _, rest = (act.__doc__ or "").strip().partition("\n")
+    return {
+        "name": act.__name__,
+        "summary": summary.strip().rstrip("."),
+        "description": re.sub(r"\s+", " ", rest).strip(),
+    }
+
+
+class Endpoint(APIView):
+    """The operations at one address, each carried out as: who, what, once, answer."""
+
+    operations: ClassVar[Mapping[str, Operation]] = {}
+    schema = schema.OperationSchema()
+    authentication_classes = ()
+    permission_classes = ()
+    throttle_classes = ()
+
+    # DRF's own authenticators, negotiation, permissions and throttles make way for the lean steps in `_carry_out`.
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        if request.method not in (*self.operations, "OPTIONS") and (
+            request.method != "HEAD" or "GET" not in self.operations
+        ):
+            raise MethodNotAllowed(request.method or "")
+
+    def handle_exception(self, exc: Exception) -> HttpResponse:
+        response = problems.for_exception(exc, self.request._request)
+        if response.status_code == 405:
+            response.headers["Allow"] = ", ".join(self.allowed_methods)
+        return response
+
+    def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Any:
+        response.headers["Cache-Control"] = "no-store"
+        return response
+
+    def options(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
+        return HttpResponse(status=204, headers={"Allow": ", ".join(self.allowed_methods)})
+
+    def _carry_out(self, request: Request, **ids: str) -> HttpResponse:
+        http = request._request
+        operation = self.operations["GET" if http.method == "HEAD" else http.method or ""]
+        # The body is read whatever comes of it: a connection with an unread body cannot be kept alive.
+        raw = parsing.read(http) if operation.body else b""
+        caller = auth.caller_of(http) if operation.signed_in else None
+        try:
+            given = self._given(http, operation, raw)
+            named = {name: _checked(name, value) for name, value in ids.items()}
+        except Refusal:
+            if operation.people_only and caller is not None and not caller.is_person:
+                raise Refusal("agents_cannot_decide", "Only people may do this.") from None
+            raise
+        if operation.body is None:
+            return answer(operation, operation.act(caller, **named, query=given)).response
+        return self._post(http, operation, caller, named, given, raw)
+
+    def _given(self, http: HttpRequest, operation: Operation, raw: bytes) -> Any:
+        query = (
+            parsing.query(http, operation.query or NoQuery)
+            if http.META.get("QUERY_STRING") or operation.query
+            else None
+        )
+        if operation.body is None:
+            return query
+        if operation.free_body:
+            return Payload(parsing.payload(http, raw), parsing.webhook_id(http, raw))
+        return parsing.body(http, raw, operation.body)
+
+    def _post(
+        self,
+        http: HttpRequest,
+        operation: Operation,
+        caller: Caller | None,
+        ids: dict[str, str],
+        given: Any,
+        raw: bytes,
+    ) -> HttpResponse:
+        key = http.META.get(idempotency.HEADER)
+        once = None
+        if key is not None:
+            once = idempotency.Request(
+                caller=_who(caller),
+                path=idempotency.short(http.path),
+                key=idempotency.checked_key(key),
+                digest=parsing.body_digest(raw),
+            )
+
+        def act() -> Outcome:
+            try:
+                return answer(operation, operation.act(caller, **ids, body=given), given, ids)
+            except Refusal as refusal:
+                if once is None or refusal.status in (429, 503):
+                    raise
+                return Outcome(problems.for_refusal(refusal))
+
+        return act().response if once is None else idempotency.once(once, act).response
+
+
+def _who(caller: Caller | None) -> str:
+    """Whose Idempotency-Keys these are. Two agents may share a name, so it is the key that counts there."""
+    if caller is None:
+        return "hook"
+    return f"{caller.kind}:{caller.key_id if caller.kind == 'agent' else caller.id}"
+
+
+class NoQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """For operations without a query: any parameter is unknown."""
+
+
+def answer(operation: Operation, result: Any, given: Any = None, ids: Mapping[str, str] | None = None) -> Outcome:
+    """What an operation gave, as JSON with its status, and what it grants."""
+    status = next(iter(operation.answers))
+    if isinstance(result, Answer):
+        status, result = result.status, result.body
+    grant = operation.grants(result, given, ids or {}) if operation.grants and result is not None else None
+    if result is None:
+        response = HttpResponse(status=204)
+        del response.headers["Content-Type"]
+    else:
+        response = HttpResponse(msgspec.json.encode(result), status=status, content_type="application/json")
+    return Outcome(response, grant)
+
+
+def _checked(name: str, value: str) -> str:
+    """An id of the address. What can be no id is simply not there."""
+    if name in ("key", "token"):
+        if len(value) > 200 or "\x00" in value:
+            raise not_found("effect" if name == "key" else "callback")
+        return value
+    if not _UUID.fullmatch(value):
+        raise not_found(name.removesuffix("_id"))
+    return value.lower()
+
+
+def resource(route: str, *operations: Operation) -> URLPattern:
+    """The operations at one address, as Django routes it; ids are named in angle brackets."""
+    methods = {operation.method: operation for operation in operations}
+    handlers = {method.lower(): Endpoint._carry_out for method in methods}
+    view = type("Endpoint", (Endpoint,), {"operations": methods, **handlers, "__doc__": ""})
+    return path(route, view.as_view(), name=operations[0].name)

@@ -12,6 +12,7 @@ So a flow has to take the same way each time it is called: what it depends on is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from collections import Counter
@@ -81,9 +82,10 @@ class Run:
         self.saved: Json = envelope.get("checkpoint") or {}  # the last checkpoint: stage, ref, digest, data, state
         self.verdict: Json = envelope["verdict"]
         self.undo_list: list[str] = list(envelope.get("undo") or [])
-        self._passed: set[str] = set(envelope.get("passed") or [])
-        if self.stage and self.saved:
-            self._passed.add(self.stage)
+        passed = list(envelope.get("passed") or [])
+        if self.stage in passed:  # a person may have handed it back at an earlier stage: the later ones come again
+            passed = passed[: passed.index(self.stage) + 1]
+        self._passed: set[str] = {*passed, *([self.stage] if self.stage and self.saved else [])}
         self._effects: dict[str, Json] = {}
         for effect in [*(run.get("effects") or []), *(envelope.get("effects") or [])]:
             self._learn(effect)
@@ -422,8 +424,9 @@ class Run:
         self._append([event])
 
     def release(self, retry_in: int | None = None) -> None:
-        """Give the lease back: the ledger's verdict says what happens now."""
-        self._ledger.release(self.id, self._lease.epoch, retry_in=retry_in)
+        """Give the lease back: the ledger's verdict says what happens now. One that is gone already is as good."""
+        with contextlib.suppress(errors.LeaseLost, errors.RunEnded):
+            self._ledger.release(self.id, self._lease.epoch, retry_in=retry_in)
 
     def attempts(self, key: str) -> int:
         return int((self._effects.get(key) or {}).get("attempt") or 1)

@@ -4,7 +4,6 @@ The columns of Run, Wait, Effect, Decision and ExternalRef are the fields of the
 decodes into its struct, and a struct is written as its row (see projections.py). Comments say which query an index serves.
 """
 
-
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
@@ -174,9 +173,11 @@ class Run(models.Model):
     taken_over = models.JSONField(null=True)
     handback = models.JSONField(null=True)
     ref_count = models.PositiveIntegerField(default=0)
+    effect_count = models.PositiveIntegerField(default=0)
     outcome = models.CharField(max_length=20)
     reasons = models.JSONField(default=list)
     ready_since = models.DateTimeField(null=True)
+    alarm_at = models.DateTimeField(null=True)  # when being ready unclaimed becomes an alarm
     unclaimed_at = models.DateTimeField(null=True)
     status_since = models.DateTimeField(null=True)
     created_at = models.DateTimeField()
@@ -207,6 +208,8 @@ class Run(models.Model):
             ),
             # the sweeper: leases that lapsed
             models.Index(fields=["lease_expires_at"], condition=Q(lease_expires_at__isnull=False), name="run_leased"),
+            # the sweeper: runs that wait too long for an agent
+            models.Index(fields=["alarm_at"], condition=Q(alarm_at__isnull=False), name="run_alarm"),
             # lists by status, newest first, and the inbox's scopes
             models.Index(fields=["workspace", "status", "-created_at"], name="run_by_status"),
             models.Index(fields=["workspace", "-created_at", "-id"], name="run_newest"),
@@ -308,6 +311,7 @@ class Wait(models.Model):
     escalation = models.PositiveIntegerField(default=0)
     unsatisfiable = models.BooleanField(default=False)
     pause = models.PositiveBigIntegerField(default=0)
+    consumed = models.BooleanField(default=False)  # an agent was told the answer: no later pause counts it again
     why = models.TextField(null=True)
     opened_at = models.DateTimeField()
     closed_at = models.DateTimeField(null=True)
@@ -327,7 +331,9 @@ class Wait(models.Model):
             # the append path: a run's open waits
             models.Index(fields=["run"], condition=Q(status="open"), name="wait_open_of_run"),
             # signals: by correlation and name
-            models.Index(fields=["correlation", "name"], condition=Q(correlation__isnull=False), name="wait_correlation"),
+            models.Index(
+                fields=["correlation", "name"], condition=Q(correlation__isnull=False), name="wait_correlation"
+            ),
             # the list of decided asks, newest first
             models.Index(fields=["-closed_at", "-id"], name="wait_closed"),
         ]
@@ -473,8 +479,10 @@ class ExternalRef(models.Model):
                 fields=["run", "system", "type", "ref_id"], nulls_distinct=False, name="external_ref_once"
             )
         ]
-        indexes = [models.Index(fields=["system", "ref_id"], name="external_ref_outside"),
-                   models.Index(fields=["ref_id"], name="external_ref_id")]
+        indexes = [
+            models.Index(fields=["system", "ref_id"], name="external_ref_outside"),
+            models.Index(fields=["ref_id"], name="external_ref_id"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.system} {self.ref_id}"
@@ -488,7 +496,6 @@ class Timer(models.Model):
         REMINDER = "reminder"
         ESCALATION = "escalation"
         RETRY = "retry"
-        UNCLAIMED = "unclaimed"
         EXPIRY = "expiry"  # of an approval that nobody used
 
     run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="timers")
@@ -502,7 +509,9 @@ class Timer(models.Model):
             models.UniqueConstraint(
                 fields=["run", "kind", "subject"], condition=Q(fired_at__isnull=True), name="timer_pending_once"
             ),
-            models.CheckConstraint(name="timer_never_early", condition=Q(fired_at__isnull=True) | Q(fired_at__gte=F("due_at"))),
+            models.CheckConstraint(
+                name="timer_never_early", condition=Q(fired_at__isnull=True) | Q(fired_at__gte=F("due_at"))
+            ),
         ]
         indexes = [
             # the tick: what is due
@@ -549,7 +558,9 @@ class Signal(models.Model):
         ]
         indexes = [
             # a wait opens: what came before it
-            models.Index(fields=["workspace", "name"], condition=Q(state__in=["buffered", "received"]), name="signal_buffered"),
+            models.Index(
+                fields=["workspace", "name"], condition=Q(state__in=["buffered", "received"]), name="signal_buffered"
+            ),
             models.Index(fields=["workspace", "-received_at"], name="signal_newest"),
             models.Index(fields=["workspace", "sender", "name"], name="signal_of_sender"),
         ]

@@ -101,6 +101,7 @@ class VerdictChanged(Fact, tag="verdict"):
     outcome: str
     reasons: list[dict[str, Any]] = []
     escalated: bool = False
+    alarm_at: datetime | None = None
 
 
 class Checkpointed(Fact, tag="checkpoint"):
@@ -155,7 +156,6 @@ class RunUnclaimed(Fact, tag="run.unclaimed"):
     """Ready for longer than the flow's `claim_within`, and nobody came: an alarm."""
 
     ready_since: datetime
-    claim_within: int
 
 
 class ResumeMismatched(Fact, tag="resume.mismatched"):

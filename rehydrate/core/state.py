@@ -77,9 +77,11 @@ class Run(Struct, frozen=True, kw_only=True):
     taken_over: dict[str, Any] | None = None
     handback: dict[str, Any] | None = None
     ref_count: int = 0
-    outcome: str = "continue"
+    effect_count: int = 0
+    outcome: str = ""
     reasons: list[dict[str, Any]] = []
     ready_since: datetime | None = None
+    alarm_at: datetime | None = None
     unclaimed_at: datetime | None = None
     status_since: datetime | None = None
     created_at: datetime | None = None
@@ -128,6 +130,7 @@ class Wait(Struct, frozen=True, kw_only=True):
     escalation: int = 0
     unsatisfiable: bool = False
     pause: int = 0
+    consumed: bool = False
     why: str | None = None
     opened_at: datetime | None = None
     closed_at: datetime | None = None
@@ -184,7 +187,7 @@ class Effect(Struct, frozen=True, kw_only=True):
     def approval(self) -> dict[str, Any] | None:
         """The approval that counts first: of the gates the first that lacks a yes, else the latest asked for."""
         if not self.gates:
-            return next(reversed(self.approvals.values()), None)
+            return max(self.approvals.values(), key=lambda approval: str(approval["at"]), default=None)
         found = [self.approvals.get(name) for name in self.gates]
         lacking = (a for a in found if a is None or a["status"] not in ("approved", "used"))
         return next(lacking, found[0])
@@ -324,7 +327,13 @@ def _end(state: State, status: str, rec: ev.Recorded, why: str) -> State:
     """The end of a run closes its waits and timers (rule 13)."""
     state = _close(state, [wait.key for wait in state.open_waits()], "cancelled", rec, why)
     return _no_lease(
-        _status(state, status, rec), ended_at=rec.at, ready_since=None, retry_at=None, taken_over=None, mismatch=None
+        _status(state, status, rec),
+        ended_at=rec.at,
+        ready_since=None,
+        retry_at=None,
+        alarm_at=None,
+        taken_over=None,
+        mismatch=None,
     )
 
 
@@ -357,6 +366,9 @@ def _opened(state: State, fact: ev.RunOpened, rec: ev.Recorded) -> State:
 @_on(ev.LeaseGranted)
 def _granted(state: State, fact: ev.LeaseGranted, rec: ev.Recorded) -> State:
     state = _status(state, "compensating" if fact.purpose == "compensate" else "running", rec)
+    for wait in state.pause_list():
+        if not wait.open and not wait.consumed:  # the agent is told this answer now: it counts for this pause only
+            state = _wait(state, wait.key, consumed=True)
     return _run(
         state,
         epoch=fact.epoch,
@@ -368,6 +380,7 @@ def _granted(state: State, fact: ev.LeaseGranted, rec: ev.Recorded) -> State:
         ready_since=None,
         retry_at=None,
         mismatch=None,
+        alarm_at=None,
         unclaimed_at=None,
     )
 
@@ -411,6 +424,7 @@ def _verdict(state: State, fact: ev.VerdictChanged, rec: ev.Recorded) -> State:
         outcome=fact.outcome,
         reasons=fact.reasons,
         ready_since=since if claimable else None,
+        alarm_at=fact.alarm_at if since == rec.at or state.run.alarm_at is None else state.run.alarm_at,
         unclaimed_at=state.run.unclaimed_at if claimable else None,
         escalation=state.run.escalation + fact.escalated,
         retry_at=None if fact.status == "ready" else state.run.retry_at,
@@ -485,7 +499,9 @@ def _failed(state: State, fact: ev.RunFailed, rec: ev.Recorded) -> State:
 def _cancelled(state: State, fact: ev.RunCancelled, rec: ev.Recorded) -> State:
     state = _close(state, [wait.key for wait in state.open_waits()], "cancelled", rec, fact.reason)
     return _no_lease(
-        state, cancelled={"reason": fact.reason, "by": rec.actor.id}, cleared=[c for c in state.run.cleared if c != "cancelled"]
+        state,
+        cancelled={"reason": fact.reason, "by": rec.actor.id},
+        cleared=[c for c in state.run.cleared if c != "cancelled"],
     )
 
 
@@ -525,14 +541,17 @@ def _open_wait(state: State, given: dict[str, Any], rec: ev.Recorded) -> State:
         effect = state.effects[wait.effect_key]
         again = {"state": "planned"} if effect.state == "withdrawn" else {}
         if (effect.approvals.get(wait.name) or {}).get("status") not in ("approved", "used"):
-            again["approvals"] = _with(effect.approvals, wait.name, {"wait": wait.id, "name": wait.name, "status": "asked"})
+            again["approvals"] = _with(
+                effect.approvals,
+                wait.name,
+                {"wait": wait.id, "name": wait.name, "status": "asked", "at": _text(rec.at)},
+            )
         state = _effect(state, effect.key, rec, gated=True, **again)
     return state
 
 
 def _with(approvals: dict[str, Any], name: str, approval: dict[str, Any]) -> dict[str, Any]:
-    """The approvals with this one as the latest."""
-    return {**{key: value for key, value in approvals.items() if key != name}, name: approval}
+    return {**approvals, name: approval}
 
 
 def _time(text: str | None) -> datetime | None:
@@ -574,16 +593,26 @@ def _completed(state: State, fact: ev.RunCompleted, rec: ev.Recorded) -> State:
 @_on(ev.RunTerminated)
 def _terminated(state: State, fact: ev.RunTerminated, rec: ev.Recorded) -> State:
     state = _end(state, "terminated", rec, fact.reason or "the run was ended")
-    decision = Decision(
-        id=fact.decision, run_id=state.run.id, kind="terminate", choice="terminate", reason=fact.reason,
-        decided_by=rec.actor.id, decided_by_name=rec.actor.name, decided_at=rec.at,
-    ) if fact.decision else None
+    decision = (
+        Decision(
+            id=fact.decision,
+            run_id=state.run.id,
+            kind="terminate",
+            choice="terminate",
+            reason=fact.reason,
+            decided_by=rec.actor.id,
+            decided_by_name=rec.actor.name,
+            decided_at=rec.at,
+        )
+        if fact.decision
+        else None
+    )
     return _decided(state, decision) if decision else state
 
 
 @_on(ev.RunUnclaimed)
 def _unclaimed(state: State, fact: ev.RunUnclaimed, rec: ev.Recorded) -> State:
-    return _run(state, unclaimed_at=rec.at)
+    return _run(state, unclaimed_at=rec.at, alarm_at=None)
 
 
 @_on(ev.ResumeMismatched)
@@ -638,12 +667,20 @@ def _planned(state: State, fact: ev.EffectPlanned, rec: ev.Recorded) -> State:
     )
     if known is not None:  # planned by its ask before: the agent's own plan only adds to it
         effect = replace(
-            effect, state=known.state, approvals=known.approvals, gated=effect.gated or known.gated,
-            planned_seq=known.planned_seq, planned_at=known.planned_at,
-            arguments=known.arguments, arguments_digest=known.arguments_digest, fingerprint=known.fingerprint,
-            first_fingerprint=known.first_fingerprint, attempt=known.attempt,
+            effect,
+            state=known.state,
+            approvals=known.approvals,
+            gated=effect.gated or known.gated,
+            planned_seq=known.planned_seq,
+            planned_at=known.planned_at,
+            arguments=known.arguments,
+            arguments_digest=known.arguments_digest,
+            fingerprint=known.fingerprint,
+            first_fingerprint=known.first_fingerprint,
+            attempt=known.attempt,
         )
-    return replace(state, effects={**state.effects, fact.key: effect})
+    state = replace(state, effects={**state.effects, fact.key: effect})
+    return state if known is not None else _run(state, effect_count=state.run.effect_count + 1)
 
 
 @_on(ev.EffectReplanned)
@@ -805,13 +842,23 @@ def _voted(state: State, fact: ev.WaitVoted, rec: ev.Recorded) -> State:
     state = _decided(state, decision)
     if wait is None:
         return state
-    vote = {"by": rec.actor.id, "name": rec.actor.name, "choice": fact.choice, "at": _text(rec.at), "decision": fact.decision}
+    vote = {
+        "by": rec.actor.id,
+        "name": rec.actor.name,
+        "choice": fact.choice,
+        "at": _text(rec.at),
+        "decision": fact.decision,
+    }
     votes = [vote] if fact.voids else [*wait.votes, vote]
     changes: dict[str, Any] = {"votes": votes, "version": wait.version + fact.voids, "info_requested": None}
     if fact.arguments is not None or fact.conditions:
         changes["policy"] = {
             **wait.policy,
-            "carried": {"conditions": fact.conditions, "expires_at": _text(fact.expires_at), "arguments": fact.arguments},
+            "carried": {
+                "conditions": fact.conditions,
+                "expires_at": _text(fact.expires_at),
+                "arguments": fact.arguments,
+            },
         }
     if fact.choice == "edit" and wait.ask is not None and wait.ask.get("effect"):
         changes["ask"] = {**wait.ask, "effect": {**wait.ask["effect"], "arguments": fact.arguments}}
@@ -965,7 +1012,11 @@ def _wait_extended(state: State, fact: ev.WaitExtended, rec: ev.Recorded) -> Sta
 
 @_on(ev.WaitInfoRequested)
 def _info_requested(state: State, fact: ev.WaitInfoRequested, rec: ev.Recorded) -> State:
-    return _wait(state, fact.wait, info_requested={"by": rec.actor.id, "name": rec.actor.name, "text": fact.text, "at": _text(rec.at)})
+    return _wait(
+        state,
+        fact.wait,
+        info_requested={"by": rec.actor.id, "name": rec.actor.name, "text": fact.text, "at": _text(rec.at)},
+    )
 
 
 @_on(ev.WaitPolicyChanged)
@@ -991,7 +1042,7 @@ def _policy_changed(state: State, fact: ev.WaitPolicyChanged, rec: ev.Recorded) 
 def _taken_over(state: State, fact: ev.TakenOver, rec: ev.Recorded) -> State:
     state = _close(state, fact.superseded, "superseded", rec, "a person took over")
     held = {"by": rec.actor.id, "name": rec.actor.name, "at": _text(rec.at), "reason": fact.reason}
-    return _no_lease(_status(state, "taken_over", rec), taken_over=held, ready_since=None, retry_at=None)
+    return _no_lease(_status(state, "taken_over", rec), taken_over=held, ready_since=None, retry_at=None, alarm_at=None)
 
 
 @_on(ev.HandedBack)
@@ -1039,7 +1090,13 @@ def _handed_back(state: State, fact: ev.HandedBack, rec: ev.Recorded) -> State:
     return _run(
         state,
         taken_over=None,
-        handback={"by": rec.actor.id, "at": _text(rec.at), "stage": fact.stage, "note": fact.note, "answers": fact.answers},
+        handback={
+            "by": rec.actor.id,
+            "at": _text(rec.at),
+            "stage": fact.stage,
+            "note": fact.note,
+            "answers": fact.answers,
+        },
         rejection=None,
         cancelled=None,
         alarms=[],
@@ -1069,7 +1126,9 @@ def _cleared(state: State, fact: ev.Cleared, rec: ev.Recorded) -> State:
     stage = fact.stage if fact.stage is not None else state.run.stage
     state = _move(_decided(state, decision), fact.stage, _person_checkpoint(fact.checkpoint, stage, rec))
     for ref in fact.external_refs:
-        added = Ref(run_id=state.run.id, system=ref["system"], type=ref.get("type"), ref_id=ref["id"], url=ref.get("url"))
+        added = Ref(
+            run_id=state.run.id, system=ref["system"], type=ref.get("type"), ref_id=ref["id"], url=ref.get("url")
+        )
         state = _add_ref(state, added)
     run = state.run
     changes: dict[str, Any] = {
@@ -1104,9 +1163,7 @@ def _retry_granted(state: State, fact: ev.RetryGranted, rec: ev.Recorded) -> Sta
         if effect.undo_failures and fact.effect in (None, effect.key):
             state = _effect(state, effect.key, rec, undo_failures=0)
     # The counter restarts, with as many tries as were granted; what failed before stays in the history.
-    return _run(
-        state, failure_count=0, failure_limit=fact.tries, undo_failures=0, not_retryable=False, retry_at=None
-    )
+    return _run(state, failure_count=0, failure_limit=fact.tries, undo_failures=0, not_retryable=False, retry_at=None)
 
 
 @_on(ev.EffectReconciled)

@@ -191,7 +191,10 @@ def _rows_3_to_6(case: _Case) -> Found:
             yield "review", Reason("effect_unknown", f"Nobody knows whether {_what(effect)} happened.", effect.key)
         elif effect.state in ("compensation_unknown", "compensating"):
             stuck = True
-            yield "review", Reason("compensation_unknown", f"Nobody knows whether {_what(effect)} was undone.", effect.key)
+            yield (
+                "review",
+                Reason("compensation_unknown", f"Nobody knows whether {_what(effect)} was undone.", effect.key),
+            )
         elif needs_sign_off(effect) and "sign_off_needed" not in case.state.run.cleared:
             stuck = True
             text = f"{_what(effect)} is done and cannot be undone: a person must sign that off."
@@ -235,7 +238,10 @@ _ALARMS: Final = {
 
 def _row_9(case: _Case) -> Found:
     for alarm in case.state.run.alarms:
-        if alarm["code"] in ("executed_despite_rejection", "approval_mismatch") and alarm["code"] not in case.state.run.cleared:
+        if (
+            alarm["code"] in ("executed_despite_rejection", "approval_mismatch")
+            and alarm["code"] not in case.state.run.cleared
+        ):
             text = _ALARMS[alarm["code"]].format(key=alarm["subject"])
             yield "review", Reason(alarm["code"], text, alarm["subject"])
     if "unsatisfiable_gate" not in case.state.run.cleared:
@@ -257,7 +263,9 @@ def _row_10(case: _Case) -> Found:
 def _row_11(case: _Case) -> Found:
     if "timeout_undetermined" in case.state.run.cleared or not pause_resolved(case.state):
         return
-    if case.state.run.resume_when == "any" and any(w.status in ("satisfied", "rejected") for w in case.state.pause_list()):
+    if case.state.run.resume_when == "any" and any(
+        w.status in ("satisfied", "rejected") for w in case.state.pause_list()
+    ):
         return  # the first answer alone counts
     for wait in case.state.pause_list():
         if wait.status == "timed_out" and wait.why == "review":
@@ -271,7 +279,12 @@ def _row_12(case: _Case) -> Found:
         given, version, reads = (run.mismatch or {}).get("input_digest"), (run.mismatch or {}).get("agent_version"), []
     else:
         given, version, reads = caller.input_digest, caller.agent_version, caller.reads
-    if given is not None and run.input_digest is not None and given != run.input_digest and "input_changed" not in run.cleared:
+    if (
+        given is not None
+        and run.input_digest is not None
+        and given != run.input_digest
+        and "input_changed" not in run.cleared
+    ):
         yield "review", Reason("input_changed", "The agent brings another input than the run was opened with.")
     ours = (run.agent or {}).get("version")
     changed = version is not None and ours is not None and version != ours and ours not in reads
@@ -284,7 +297,10 @@ def _row_13(case: _Case) -> Found:
     run = case.state.run
     for alarm in run.alarms:
         if alarm["code"] == "condition_unmet" and "condition_unmet" not in run.cleared:
-            yield "review", Reason("condition_unmet", _ALARMS["condition_unmet"].format(key=alarm["subject"]), alarm["subject"])
+            yield (
+                "review",
+                Reason("condition_unmet", _ALARMS["condition_unmet"].format(key=alarm["subject"]), alarm["subject"]),
+            )
     for effect in case.state.effects.values():
         if effect.state not in ("planned", "failed"):
             continue
@@ -302,7 +318,10 @@ def _row_13(case: _Case) -> Found:
 def _row_14(case: _Case) -> Found:
     run = case.state.run
     if run.failure_count >= run.failure_limit:
-        yield "review", Reason("retries_exhausted", f"It failed {run.failure_count} times of {run.failure_limit} allowed.")
+        yield (
+            "review",
+            Reason("retries_exhausted", f"It failed {run.failure_count} times of {run.failure_limit} allowed."),
+        )
     if run.not_retryable and "not_retryable" not in run.cleared:
         yield "review", Reason("not_retryable", "The agent says that trying again does not help.")
 

@@ -1,3 +1,3 @@
-"""A ledger for paused runs. This package's top imports nothing: an agent that needs only the client pays for no more."""
+"""A ledger for paused runs. This package's top imports nothing: an agent pays only for the client."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The command line: `manage.py` and the console script `rehydrate`. Finds the data folder and the database for each command."""
+"""The command line: `manage.py` and the console script `rehydrate`. Finds the data folder and database."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from contextlib import ExitStack
 # Run without a database, or (up) with one that they start themselves.
 WITHOUT_DATABASE = {
     "up", "help", "version", "--version", "--help", "-h", "check", "collectstatic", "compilemessages", "diffsettings",
-    "drill", "findstatic", "makemessages", "makemigrations", "spectacular", "startapp", "startproject", "test", "testserver",
+    "drill", "findstatic", "makemessages", "makemigrations", "spectacular", "startapp", "startproject", "test",
+    "testserver",
 }  # fmt: skip
 
 

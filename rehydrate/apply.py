@@ -24,7 +24,7 @@ _LOCK = 0x6170706C  # one `apply` at a time in this database
 
 @dataclass
 class Report:
-    """`changes`: one line each, none when the file was in force already. `notes`: what may surprise, and is no error."""
+    """`changes`: one line each, none when the file was in force. `notes`: what may surprise, and is no error."""
 
     changes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class _Applying:
 
 @transaction.atomic
 def apply(document: Document, *, by: str = "command") -> Report:
-    """Puts the file in force. Raises `FileError` where it names a workspace that there is not; then nothing has changed."""
+    """Puts the file in force. Raises `FileError` where it names an unknown workspace; then nothing has changed."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
     work = _Applying(by)
@@ -75,7 +75,9 @@ def apply(document: Document, *, by: str = "command") -> Report:
             workspace=work.workspaces[slug], groups=touched.groups, flow_waits=touched.waits, by=by
         )
         if raised:
-            work.report.changes.append(f"workspace {slug}: {raised} open wait{'s' if raised > 1 else ''} got a new version")
+            work.report.changes.append(
+                f"workspace {slug}: {raised} open wait{'s' if raised > 1 else ''} got a new version"
+            )
     _note_missing_groups(work, document)
     return work.report
 
@@ -127,7 +129,9 @@ def _group(work: _Applying, name: str, entry: GroupEntry) -> None:
             [Membership(group=group, user=work.people[member]) for member in entry.members if member not in before]
         )
         Membership.objects.filter(group=group, user__username__in=before - wanted).delete()
-        signs = [f"+{member}" for member in sorted(wanted - before)] + [f"-{member}" for member in sorted(before - wanted)]
+        signs = [f"+{member}" for member in sorted(wanted - before)] + [
+            f"-{member}" for member in sorted(before - wanted)
+        ]
         lines.append(f"members {' '.join(signs)}")
     if lines:
         work.touched[entry.workspace].groups.add(name)
@@ -152,7 +156,9 @@ def _flow(work: _Applying, name: str, entry: FlowEntry) -> None:
     flow.title = entry.policy.title
     flow.save(update_fields=["current", "title"])
     PolicyVersion.objects.create(flow=flow, number=flow.current, body=body, changed_by=work.by)
-    work.touched[entry.workspace].waits |= {(name, wait) for wait in _differing(before.get("wait", {}), body.get("wait", {}))}
+    work.touched[entry.workspace].waits |= {
+        (name, wait) for wait in _differing(before.get("wait", {}), body.get("wait", {}))
+    }
     parts = [*_differing(_without_tables(before), _without_tables(body))]
     for table in ("wait", "effect"):
         parts += [f"{table}.{key}" for key in _differing(before.get(table, {}), body.get(table, {}))]

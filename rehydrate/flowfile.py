@@ -1,4 +1,4 @@
-"""The file that `apply` reads (contract.md section 7): TOML in, checked structs out. What becomes of them is in `apply`."""
+"""The file that `apply` reads (contract.md section 7): TOML in, checked structs out. What follows is in `apply`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def parse(text: str) -> Document:
         if key not in {"workspace", "group", "flow"}:
             raise FileError(f"[{key}]: unknown; a file has [workspace.NAME], [group.NAME] and [flow.NAME] tables")
     document = Document(
-        workspaces={name: _convert(body, WorkspaceEntry, "workspace", name) for name, body in _tables(raw, "workspace")},
+        workspaces={
+            name: _convert(body, WorkspaceEntry, "workspace", name) for name, body in _tables(raw, "workspace")
+        },
         groups={name: _convert(body, GroupEntry, "group", name) for name, body in _tables(raw, "group")},
         flows={name: _flow(name, body) for name, body in _tables(raw, "flow")},
     )
@@ -70,7 +72,9 @@ def _tables(raw: dict[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
         raise FileError(f"{kind}: write a table for each, [{kind}.NAME]")
     for name, body in tables.items():
         if not _NAME.fullmatch(name):
-            raise FileError(f"[{kind}.{name}]: a name has letters, digits and - _ . @ +, and begins with a letter or digit")
+            raise FileError(
+                f"[{kind}.{name}]: a name has letters, digits and - _ . @ +, and begins with a letter or digit"
+            )
         yield name, body
 
 
@@ -131,7 +135,9 @@ def _check_flow(place: str, policy: FlowPolicy) -> None:
             raise FileError(f"{place}.wait.{name}] escalate_after: say to whom with escalate_to")
     for name, effect in policy.effect.items():
         if effect.needs_approval is not None and effect.needs_approval not in policy.wait:
-            raise FileError(f"{place}.effect.{name}] needs_approval: the flow has no wait named {effect.needs_approval!r}")
+            raise FileError(
+                f"{place}.effect.{name}] needs_approval: the flow has no wait named {effect.needs_approval!r}"
+            )
 
 
 def _once(names: list[str], place: str) -> None:

@@ -18,7 +18,7 @@ EVERY_FLOW = "*"
 def issue_agent(
     *, workspace: Workspace, name: str, flows: list[str], owner: User | None = None, by: str = "command"
 ) -> str:
-    """A new key of an agent: the text to hand over, which cannot be shown again. No flows named: all of the workspace."""
+    """A new key of an agent: the text to hand over, which is never shown again. No flows named: all."""
     key, text = _make(kind=ApiKey.Kind.AGENT, name=name, workspace=workspace, user=owner, flows=flows or [EVERY_FLOW])
     _note(key, "key.issued", by=by)
     return text

@@ -72,7 +72,9 @@ class Figures(Collector):
         for status, count in open_runs.order_by("status"):
             runs.add_metric([status], count)
         waits = GaugeMetricFamily("rehydrate_open_waits", "Waits that are open, by kind.", labels=["kind"])
-        for kind, count in Wait.objects.filter(status="open").values_list("kind").annotate(count=Count("pk")).order_by("kind"):
+        for kind, count in (
+            Wait.objects.filter(status="open").values_list("kind").annotate(count=Count("pk")).order_by("kind")
+        ):
             waits.add_metric([kind], count)
         ticks = GaugeMetricFamily("rehydrate_seconds_since_tick", "Seconds since timers were last looked at.")
         age = _seconds_since_tick()

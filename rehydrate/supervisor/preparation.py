@@ -1,4 +1,4 @@
-"""What must be in place before the first service starts: tables, translations, static files, schedules, the first person."""
+"""What must be in place before the first service starts: tables, translations, static files, schedules, people."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MIGRATION_LOCK = 0x72656879  # any number that nobody else uses in this databas
 
 
 def migrate() -> None:
-    """Brings the tables up to this version; refuses those of a newer one. Of several `up` on one database, one does it."""
+    """Brings the tables up to this version; refuses those of a newer one. Of several `up`, one does it."""
     with _one_migrates():
         loader = MigrationLoader(connection)
         unknown = [key for key in loader.applied_migrations if key[0] in OWN_APPS and key not in loader.disk_migrations]

@@ -2,9 +2,9 @@
 
     python reaper.py STOP_FLAG
 
-The supervisor holds the other end of standard input and writes `+<group> <signal> <wave>` for each process group it starts
-and `-<group>` for each that has ended. End of file means that the supervisor is gone: then the flag is raised that tells
-long tasks to stop, and the groups are ended, wave by wave, so that the database goes after those who use it.
+The supervisor holds the other end of standard input and writes `+<group> <signal> <wave>` for each process group it
+starts and `-<group>` for each that has ended. End of file means that the supervisor is gone: then a flag is raised that
+tells long tasks to stop, and the groups are ended, wave by wave, so that the database goes after those who use it.
 """
 
 import os
@@ -17,8 +17,8 @@ PATIENCE = 8.0
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
     groups: dict[int, tuple[int, int]] = {}
     for line in sys.stdin:
         if line.startswith("+"):

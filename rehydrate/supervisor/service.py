@@ -1,4 +1,4 @@
-"""One watched process: how it is started, asked whether it still answers, and ended. When to do which is the watcher's."""
+"""One watched process: how it is started, asked whether it answers, and ended. When to do which is the watcher's."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PROVEN_AFTER = 30.0
 class Service:
     """A process and what is known about it.
 
-    `probe` raises when the process does not answer as it should; it runs on another thread. A service without one is taken
-    to be well while it runs. `patience` is how long it may fail to answer before it is ended and started again.
+    `probe` raises when the process does not answer as it should; it runs on another thread. A service without one is
+    taken to be well while it runs. `patience` is how long it may fail to answer before it is ended and started again.
     Without an `essential` one the system is not ready. `after` names services that must be well first.
     A `foundation` is ended only when all the others are gone.
     """

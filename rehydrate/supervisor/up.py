@@ -95,7 +95,7 @@ def _run(options: Options, folder: Path, address: tuple[str, int], watcher: Watc
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[int]:
-    """Holds the folder's lock. A killed predecessor's reaper holds it until it has ended what was left: that is waited for."""
+    """Holds the folder's lock. A killed predecessor's reaper holds it until it has cleared up: that is waited for."""
     path = folder / "up.lock"
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     try:

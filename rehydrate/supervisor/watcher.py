@@ -32,8 +32,8 @@ class Stopped(BaseException):
 class Watcher:
     """Runs services until told to stop.
 
-    `stop_flag` is raised while they are ended, for tasks that go on long; `keep_open` is inherited by the reaper, so that
-    a lock outlives a killed supervisor.
+    `stop_flag` is raised while they are ended, for tasks that go on long; `keep_open` is inherited by the reaper, so
+    that a lock outlives a killed supervisor.
     """
 
     def __init__(self, *, stop_flag: Path, keep_open: Sequence[int] = ()) -> None:
@@ -118,7 +118,11 @@ class Watcher:
         service.ask(self._probes)
         service.kill_if_late()
         if service.ending_since is None and service.silent_for > service.patience:
-            say(SELF, f"{service.name} has not answered for {service.silent_for:.0f} s ({service.last_word}): starting it again")
+            say(
+                SELF,
+                f"{service.name} has not answered for {service.silent_for:.0f} s ({service.last_word}): "
+                "starting it again",
+            )
             service.ask_to_end()
 
     def _may_start(self, service: Service) -> bool:
@@ -135,7 +139,9 @@ class Watcher:
         if self.stopping:
             return
         if not ready and service.essential and service.failures >= GIVE_UP_AFTER:
-            raise StartError(f"{service.name} ended {service.failures} times at its start (exit {code}); its own words stand above.")
+            raise StartError(
+                f"{service.name} ended {service.failures} times at its start (exit {code}); its own words stand above."
+            )
         pause = max(0.0, service.start_at - time.monotonic())
         say(SELF, f"{service.name} ended ({_how(code)}); starting it again in {pause:.1f} s")
 

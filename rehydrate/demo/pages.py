@@ -30,6 +30,7 @@ textarea, input, select { font: inherit; color: inherit; background: var(--paper
 button { font: inherit; padding: .55rem 1rem; border-radius: .375rem; border: 1px solid var(--accent); cursor: pointer;
   background: var(--accent); color: var(--paper); margin: .75rem .5rem 0 0; }
 button.quiet { background: none; color: var(--accent); }
+.card > p:first-child { margin-top: 0; }
 code { font-size: .85em; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: .5rem; } }
 """
@@ -142,7 +143,7 @@ def customer(subject: str, callbacks: Sequence[Json], *, said: str = "") -> str:
     """Where a person plays the customer."""
     cards = []
     for callback in callbacks:
-        wanted = ", ".join(callback["details"].get("documents", []))
+        wanted = " and ".join(callback["details"].get("documents", []))
         if callback["answer"]:
             thanks = f"<p>The documents have been sent. Thank you!</p><p>{escape(callback['answer'])}</p>"
             cards.append(f'<div class="card">{thanks}</div>')
@@ -159,7 +160,7 @@ def customer(subject: str, callbacks: Sequence[Json], *, said: str = "") -> str:
         )
     nobody = '<p class="card">Nobody has asked this customer for anything (yet): reload in a moment.</p>'
     return page(
-        f"Your case {subject}",
+        f"Your case: {subject}",
         "The shop's page for its customer. In this demo you play the customer here.",
         (f'<p class="card">{escape(said)}</p>' if said else "") + ("".join(cards) or nobody),
     )

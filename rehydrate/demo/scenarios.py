@@ -100,11 +100,11 @@ ORDERS = (
 
 CAMPAIGNS = (
     Campaign(
-        "the autumn price list", 15, "2026-10-01", "Autumn days: 15 % off all lamps!", ("Lumo", "Halo", "Ember"),
-        "about 900 more visits a day and 40 more orders, going by last autumn",
+        "the spring price list", 15, "2027-03-01", "Spring days: 15 % off all lamps!", ("Lumo", "Halo", "Ember"),
+        "about 900 more visits a day and 40 more orders, going by last spring",
     ),
     Campaign(
-        "the garden sale", 35, "2026-09-15", "Everything for the garden, 35 % off!!!", ("Bench Ida", "Table Ole"),
+        "the garden sale", 35, "2027-08-15", "Everything for the garden, 35 % off!!!", ("Bench Ida", "Table Ole"),
         "the rest of the summer stock sold by the end of the month",
     ),
 )  # fmt: skip

@@ -16,6 +16,7 @@ import json
 import logging
 import socket
 import threading
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -144,7 +145,8 @@ class World:
 
 def _confirmation(confirmed: str, order: str) -> Json:
     if confirmed == "yes":
-        return {"order": order, "confirmed": True, "delivery_date": "2026-12-14"}
+        delivery = datetime.now(UTC).date() + timedelta(days=14)
+        return {"order": order, "confirmed": True, "delivery_date": delivery.isoformat()}
     return {"order": order, "confirmed": False, "reason": "We cannot deliver this."}
 
 

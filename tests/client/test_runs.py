@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import httpx
 import pytest
 
 from rehydrate.client import (
@@ -24,6 +25,7 @@ from rehydrate.client import (
     Unauthenticated,
     Worker,
 )
+from rehydrate.client.retry import Backoff
 from tests.conftest import eventually
 
 from .conftest import LEASE_SECONDS, effect_of, status_of
@@ -492,3 +494,51 @@ def test_two_workers_share_the_runs(ledger, calls):
         worker.stop()
         thread.join()
     assert len(calls) == len(set(calls)) == 6
+
+
+# --- answers that get lost ---
+
+
+class Lossy(httpx.BaseTransport):
+    """The network loses the first answer to every POST; the server has acted on it by then."""
+
+    def __init__(self) -> None:
+        self.inner = httpx.HTTPTransport()
+        self.seen: set[str] = set()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = self.inner.handle_request(request)
+        key = request.headers.get("idempotency-key")
+        if key is None or key in self.seen:
+            return answer
+        self.seen.add(key)
+        answer.read()
+        raise httpx.ReadError("the answer was lost", request=request)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_every_answer_is_lost_once_and_still_nothing_happens_twice(cast, key, alice, calls):
+    transport = Lossy()
+    with Ledger(cast.url, key, transport=transport, backoff=Backoff(base=0.01)) as ledger:
+
+        @ledger.flow(FLOW)
+        def errand(run):
+            run.checkpoint("one")
+            run.effect("crm.note", {"n": 1}, do=lambda e: calls.append(e.key) or "x1")
+            run.ask("yes", "Go on?", due="1d")
+            run.effect("crm.note", {"n": 2}, do=lambda e: calls.append(e.key) or "x2")
+
+        run_id = opened(ledger)
+        ledger.work_once()
+        alice.decide(run_id, "yes", "approve")
+        ledger.work_once()
+
+        run = ledger.get(run_id)
+        assert run["status"] == "completed"
+        assert [(e["state"], e["attempt"]) for e in run["effects"]] == [("executed", 1), ("executed", 1)]
+        assert len(run["waits"]) == 1
+        assert ledger.runs(flow=FLOW)["total"] == 1
+    assert len(calls) == len(set(calls)) == 2
+    assert len(transport.seen) >= 9

@@ -8,7 +8,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from rehydrate.api import schema
+from rehydrate.api import schema, views
+from rehydrate.api.endpoint import Operation
 
 _METHODS: Final = ("get", "post")
 
@@ -28,6 +29,8 @@ def _page() -> dict[str, Any]:
         for method in _METHODS
         if method in item
     ]
+    order = [value.name for value in vars(views).values() if isinstance(value, Operation)]
+    operations.sort(key=lambda operation: order.index(operation["id"]))
     groups = [
         {
             "name": tag["name"],

@@ -1,13 +1,13 @@
 """What an endpoint is: who may call, what it takes, what it answers; and the one way in which it is done.
 
-A function with `@get` or `@post` is an operation; `resource` makes the DRF view of the operations at one address. The same
-description gives the OpenAPI schema (see `schema`). No operation lives here.
+A function with `@get` or `@post` is an operation; `resource` makes the DRF view of the operations at one address.
+The same description gives the OpenAPI schema (see `schema`). No operation lives here.
 """
 
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from django.http import HttpRequest, HttpResponse
@@ -30,6 +30,22 @@ class Answer:
 
     body: Any
     status: int = 200
+
+
+Limit = Annotated[int, msgspec.Meta(ge=1, le=200)]
+Cursor = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class Paged(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`cursor` is the `next` of the page before; `limit` at most 200."""
+
+    cursor: Cursor | msgspec.UnsetType = msgspec.UNSET
+    limit: Limit = 50
+
+    def page(self) -> dict[str, Any]:
+        """As selectors take it: the filters that were given, the cursor, the limit."""
+        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not msgspec.UNSET}
+        return {"limit": given.pop("limit"), "cursor": given.pop("cursor", None), "filters": given}
 
 
 class Payload(msgspec.Struct):

@@ -13,7 +13,7 @@ MAX_BUCKETS: Final = 10_000
 
 
 class Limit:
-    """`per_minute` for each subject (an address, a token), in bursts of as much. The least recently seen are forgotten."""
+    """`per_minute` for each subject (an address, a token), in bursts of as much. Those long unseen are forgotten."""
 
     def __init__(self, per_minute: int, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.per_minute = per_minute
@@ -34,6 +34,11 @@ class Limit:
         if not good:
             seconds = math.ceil((1 - left) * 60 / self.per_minute)
             raise Refusal("rate_limited", f"Too many tries: wait {seconds} s.", retry_after=seconds)
+
+    def forget(self) -> None:
+        """Everybody starts anew."""
+        with self._lock:
+            self._buckets.clear()
 
 
 #: Keys that open nothing, by address.

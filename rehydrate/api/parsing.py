@@ -47,7 +47,7 @@ def body(request: HttpRequest, raw: bytes, type_: type[T]) -> T:
     """The body as its struct. An empty one is fine where every field may be left out."""
     if not raw and not required(type_):
         return type_()
-    if _media_type(request) != _JSON:
+    if raw and _media_type(request) != _JSON:
         raise Refusal("unsupported_media_type", "Send JSON: Content-Type: application/json.")
     return parsing.parse(raw, type_)
 
@@ -59,7 +59,7 @@ def required(type_: type[Any]) -> bool:
 
 def payload(request: HttpRequest, raw: bytes) -> Any:
     """What came in at a callback URL: JSON, or the fields of a form (one that is named twice becomes a list)."""
-    match _media_type(request):
+    match _media_type(request) if raw else _JSON:
         case "application/json":
             value, spotless = parsing.load(raw)
             errors = [] if spotless else parsing.faults(value)

@@ -9,6 +9,7 @@ import msgspec
 from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
+from django.http.multipartparser import MultiPartParserError
 from django.http.request import UnreadablePostError
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions as drf
@@ -88,8 +89,8 @@ def for_exception(error: Exception, request: HttpRequest | None = None) -> HttpR
             return problem(403, "forbidden", str(error) or "This is not allowed.")
         case RequestDataTooBig():
             return problem(413, "too_large", "A body may have at most 1 MiB.")
-        case UnreadablePostError():
-            return problem(400, "malformed", "The body broke off before its end.")
+        case UnreadablePostError() | MultiPartParserError():
+            return problem(400, "malformed", "The body cannot be read: it broke off, or is no form.")
         case BadRequest() | SuspiciousOperation():
             return problem(400, "malformed", str(error) or "The request cannot be read.")
         case OperationalError() | InterfaceError():

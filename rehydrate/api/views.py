@@ -3,34 +3,20 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from rehydrate import selectors, services
 from rehydrate.api import shapes
-from rehydrate.api.endpoint import Answer, Payload, get, post
+from rehydrate.api.endpoint import Answer, Paged, Payload, get, post
 from rehydrate.api.idempotency import Grant
 from rehydrate.callers import Caller
 from rehydrate.core import commands as c
 
 Json = dict[str, Any]
-Limit = Annotated[int, Meta(ge=1, le=200)]
-Cursor = Annotated[str, Meta(min_length=1, max_length=1000)]
 Word = Annotated[str, Meta(min_length=1, max_length=500)]
 
 
 # -- queries ---------------------------------------------------------------------------------------------------------
-
-
-class Paged(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`cursor` is the `next` of the page before; `limit` at most 200."""
-
-    cursor: Cursor | UnsetType = UNSET
-    limit: Limit = 50
-
-    def page(self) -> Json:
-        """As selectors take it: the filters that were given, the cursor, the limit."""
-        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not UNSET}
-        return {"limit": given.pop("limit"), "cursor": given.pop("cursor", None), "filters": given}
 
 
 class RunsQuery(Paged):
@@ -89,8 +75,8 @@ def _starts(result: Json, body: c.Append, ids: Mapping[str, str]) -> Grant | Non
 def open_run(caller: Caller, *, body: c.OpenRun) -> Answer:
     """Open a run.
 
-    201 with a lease, if a `holder` is named and the events do not end in `paused`. 200 with the same run and no lease when
-    `external_id` is known in that flow: rehydrate it. 409 `run_conflict` when the input digest differs.
+    201 with a lease, if a `holder` is named and the events do not end in `paused`. 200 with the same run and no
+    lease when `external_id` is known in that flow: rehydrate it. 409 `run_conflict` when the input digest differs.
     """
     return _made(services.open_run(caller, body))
 
@@ -99,8 +85,9 @@ def open_run(caller: Caller, *, body: c.OpenRun) -> Answer:
 def append_events(caller: Caller, *, run_id: str, body: c.Append) -> Json:
     """Append events.
 
-    All or nothing, but receipts: `effect.executed` and `effect.failed` are kept even out of a batch that is refused, and
-    are then listed as `recorded`. Each accepted call renews the lease. `paused` and `completed` come last.
+    All or nothing, but receipts: `effect.executed` and `effect.failed` are kept even out of a batch that is
+    refused, and are then listed as `recorded`. Each accepted call renews the lease. `paused` and `completed` come
+    last.
     """
     return services.append_events(caller, run_id, body)
 
@@ -127,8 +114,8 @@ def recall(caller: Caller, *, run_id: str, body: c.Recall) -> Json:
 def rehydrate_run(caller: Caller, *, run_id: str, body: c.Rehydrate) -> Json:
     """Put a run back together.
 
-    The envelope says what must happen now. A lease comes only with `continue` or `compensate`. 409 `lease_held` while
-    another holder's lease lives; the same holder may take its own back.
+    The envelope says what must happen now. A lease comes only with `continue` or `compensate`. 409 `lease_held`
+    while another holder's lease lives; the same holder may take its own back.
     """
     return services.rehydrate_run(caller, run_id, body)
 
@@ -148,8 +135,8 @@ def claim(caller: Caller, *, body: c.Claim) -> Json | None:
 def send_signal(caller: Caller, *, body: c.Signal) -> Json:
     """Send a signal.
 
-    It is stored before it is matched and may come before its wait. Several fit: 409 `ambiguous_signal`, and it is kept for
-    a person.
+    It is stored before it is matched and may come before its wait. Several fit: 409 `ambiguous_signal`, and it is
+    kept for a person.
     """
     return services.send_signal(caller, body)
 
@@ -170,8 +157,8 @@ def assign_signal(caller: Caller, *, signal_id: str, body: c.AssignSignal) -> Js
 def receive_hook(caller: None, *, token: str, body: Payload) -> Json:
     """Answer a callback wait.
 
-    For systems that have no key: the address is unguessable. Takes JSON and forms; deduplicated by `webhook-id`, else by
-    the body's digest.
+    For systems that have no key: the address is unguessable. Takes JSON and forms; deduplicated by `webhook-id`,
+    else by the body's digest.
     """
     return services.receive_hook(token, body.value, body.webhook_id)
 
@@ -195,8 +182,8 @@ def get_wait(caller: Caller, *, wait_id: str, query: None) -> Json:
 def decide(caller: Caller, *, wait_id: str, body: c.Decide) -> Json:
     """Decide.
 
-    Names the wait and its version. The first who closes it wins; the other is told who, what and when. Below the quorum a
-    vote is 201 and the wait stays open.
+    Names the wait and its version. The first who closes it wins; the other is told who, what and when. Below the
+    quorum a vote is 201 and the wait stays open.
     """
     return services.decide(caller, wait_id, body)
 

@@ -374,7 +374,9 @@ class Run:
         for key in self.undo_list:
             known = self._effects[key]
             compensation = known.get("compensation") or {}
-            action = f"{compensation.get('system')}.{compensation.get('action')}"
+            action = str(compensation.get("action"))
+            if "." not in action:
+                action = f"{compensation.get('system')}.{action}"
             self._append([{"type": "effect.compensating", "key": key}])
             undo = self._ledger.undo_functions.get(action)
             call = EffectCall(

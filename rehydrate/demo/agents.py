@@ -239,7 +239,7 @@ class Agent:
         return {"outcome": "confirmed", "delivery_date": date}
 
     def _supplier_is_late(self, run: Run, order: scenarios.Order, basics: Json, paper: str, page: str) -> Answer:
-        """A buyer says whether to go to the second supplier or to remind the first; then that one's confirmation."""
+        """A buyer says whether to go to the second supplier or to write to the first; then that one's confirmation."""
         run.checkpoint("late", ref=paper, next=["Ask a buyer", "Cancel and order elsewhere, or remind the supplier"])
         cancel = Effect(
             "supplier.cancel_order",
@@ -253,30 +253,32 @@ class Agent:
             effect=cancel,
             due="1d",
             on_timeout="escalate",
-            on_reject="continue",
             risk="medium",
             details={
                 "Ordered": f"{order.quantity} × {order.item}",
                 f"Price at {order.supplier}": _money(order.total, order.currency),
                 f"Price at {order.second_supplier}": _money(order.second_total, order.currency),
-                "If you say no": f"{order.supplier} is reminded, and we wait one more day.",
+                "If you approve": f"It is cancelled at {order.supplier} and ordered from {order.second_supplier}.",
+                "If you respond": f"Your words go to {order.supplier} as a reminder, and we wait one more day.",
+                "If you reject": "The order is cancelled everywhere, and that is the end of it.",
             },
-            choices=["approve", "reject"],
-            reasons=["We can wait", "The second supplier is too expensive"],
+            choices=["approve", "respond", "reject"],
+            response_schema={"type": "string", "title": "Reminder to the supplier", "minLength": 1, "maxLength": 500},
+            reasons=["We do not need it any more", "Both are too expensive"],
             rationale=f"The supplier had {self.supplier_patience} seconds to confirm; in earnest it would be days.",
             evidence=[("The order in brief", paper), ("The supplier's order book", page)],
             rollback="A cancelled order has to be placed again. The second supplier can deliver at once.",
         )
-        again = run.open(
-            self._confirmation(order.second_supplier if answer.authorised else order.supplier, page, due="1d")
-        )
+        next_supplier = order.second_supplier if answer.authorised else order.supplier
+        again = run.open(self._confirmation(next_supplier, page, due="1d"))
         if answer.authorised:
             run.effect(cancel, do=self.outside.do)
             self._place(run, basics, order.second_supplier, order.second_total, order, again.url, 10)
         else:
+            text = answer.response if isinstance(answer.response, str) else "Please confirm our order."
             run.effect(
                 "supplier.remind",
-                {"order": run.external_id, "supplier": order.supplier},
+                {"order": run.external_id, "supplier": order.supplier, "text": text},
                 resource=run.external_id,
                 do=partial(self.outside.do, callback_url=again.url, answers_after=10),
             )

@@ -282,7 +282,7 @@ def test_order_of_a_silent_supplier_goes_to_the_second_one(ledger, world, alice,
 
 
 def test_silent_supplier_is_reminded_when_the_buyer_can_wait(ledger, world, alice, late_order):
-    alice.decide(late_order, "late-supplier", "reject", reason="We can wait")
+    alice.decide(late_order, "late-supplier", "respond", response="Please confirm, we can wait a day.")
     ledger.work_once()
     confirm(world, "po-1002")
     reaches(ledger, late_order, "ready")
@@ -290,7 +290,17 @@ def test_silent_supplier_is_reminded_when_the_buyer_can_wait(ledger, world, alic
 
     assert status_of(ledger, late_order) == "completed"
     assert done(world, "supplier.cancel_order") == []
-    assert len(done(world, "supplier.remind")) == 1
+    assert done(world, "supplier.remind")[0]["arguments"]["text"] == "Please confirm, we can wait a day."
+    assert everything_once(world)
+
+
+def test_order_that_is_not_wanted_any_more_is_cancelled_everywhere(ledger, world, alice, late_order):
+    alice.decide(late_order, "late-supplier", "reject", reason="We do not need it any more")
+    ledger.work_once()
+
+    assert status_of(ledger, late_order) == "terminated"
+    assert len(done(world, "supplier.cancel_order")) == 1
+    assert len(done(world, "erp.cancel_order")) == 1
     assert everything_once(world)
 
 

@@ -1,0 +1,108 @@
+"""Template tags of the console: forms, links to acts, and regions that were rendered before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from urllib.parse import urlencode
+
+from django import forms, template
+from django.template.loader import render_to_string
+from django.urls import reverse
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString, mark_safe
+
+from approvals.present import claimed_by
+
+register = template.Library()
+
+
+@register.filter
+def is_choices(field: Any) -> bool:
+    """Radio buttons or check boxes: they need a fieldset, not a label."""
+    return isinstance(field.field.widget, forms.RadioSelect | forms.CheckboxSelectMultiple)
+
+
+@register.filter
+def is_checkbox(field: Any) -> bool:
+    """One check box: its label stands behind it."""
+    return isinstance(field.field.widget, forms.CheckboxInput)
+
+
+WAYS = {
+    "approve": "approve",
+    "approve_with_conditions": "conditions",
+    "edit": "edit",
+    "reject": "reject",
+    "respond": "respond",
+}
+
+
+@register.filter
+def region(regions: dict[str, str], name: str) -> SafeString:
+    """A region's HTML, rendered (and escaped) by its own template."""
+    return mark_safe(regions[name])  # noqa: S308 - it comes out of render_to_string
+
+
+def _query(**params: Any) -> str:
+    text = urlencode({name: value for name, value in params.items() if value})
+    return f"?{text}" if text else ""
+
+
+@register.simple_tag
+def decide_link(ask: dict[str, Any], choice: str, scope: str = "", first: bool = False) -> SafeString:
+    """A choice as a link to its confirmation, which opens as a dialog where JavaScript runs."""
+    return _button(reverse("decide", args=[ask["id"], WAYS[choice]]) + _query(scope=scope), choice, first)
+
+
+def _is_next(run: dict[str, Any], code: str) -> bool:
+    """Whether that is the first of the verdict's reasons: an answer is no remedy for anything above it."""
+    reasons = (run.get("verdict") or {}).get("reasons") or [{}]
+    return reasons[0].get("code") == code
+
+
+@register.simple_tag
+def recommend_button(button: dict[str, Any], run: dict[str, Any], scope: str = "", first: bool = False) -> SafeString:
+    """A recommended act as a link to its form; of an ask's choices yes, no and answer; all stand in the bar."""
+    action, subject = button.get("action"), button.get("subject")
+    if action in WAYS:
+        if action not in {"approve", "reject", "respond"} or not _is_next(run, "waiting"):
+            return mark_safe("")
+        return _button(reverse("decide", args=[subject, WAYS[action]]) + _query(scope=scope), str(action), first)
+    if action == "reconcile":
+        url = reverse("reconcile", args=[run["id"]]) + _query(key=subject, scope=scope)
+    elif action == "sign_off":
+        url = reverse("sign_off", args=[run["id"]]) + _query(key=subject, scope=scope)
+    elif action == "handback":
+        url = reverse("handback", args=[run["id"]])
+    elif action in {"clear", "retry", "takeover", "terminate"}:
+        url = reverse("run_act", args=[run["id"], action]) + _query(effect=subject, scope=scope)
+    else:
+        return mark_safe("")
+    return _button(url, str(action), first, dialog=action != "handback")
+
+
+def _button(url: str, action: str, first: bool, *, dialog: bool = True) -> SafeString:
+    return SafeString(
+        render_to_string("_act.html", {"url": url, "action": action, "first": first, "dialog": dialog})
+    )
+
+
+@register.simple_tag
+def schema_attrs(field: Any) -> SafeString:
+    """An input's limits and what describes it."""
+    attrs = [(name, value) for name, value in field.limits.items()]
+    if field.required:
+        attrs.append(("required", "required"))
+    if field.error:
+        attrs.append(("aria-invalid", "true"))
+    described = [f"{field.html_id}-{part}" for part in ("help", "error") if getattr(field, part)]
+    if described:
+        attrs.append(("aria-describedby", " ".join(described)))
+    return format_html_join(" ", '{}="{}"', attrs)
+
+
+@register.filter
+def claimer(wait: dict[str, Any]) -> str:
+    """Who has taken the question on."""
+    return claimed_by(wait)

@@ -1,0 +1,168 @@
+"""The inbox: scopes, search, filters, saved views, and deciding several low-risk asks at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+from django.views.decorators.http import require_POST, require_safe
+
+from approvals import live, present
+from approvals.forms import SavedViewForm
+from approvals.models import SavedView
+from approvals.web import body, caller_of, frame, page, say, scope_of, sent_before, signed_in
+from rehydrate import selectors, services
+from rehydrate.core import commands
+from rehydrate.core.refusals import Refusal
+
+PAGE = 50
+FILTERS = ("q", "flow", "risk")
+REGIONS = {"rail-scopes": "_scopes.html", "inbox-rows": "inbox/_rows.html"}
+BULK_MAX = 50
+
+
+def load(request: HttpRequest) -> dict[str, Any]:
+    """One scope of the inbox as its page shows it."""
+    scope = scope_of(request) or "mine"
+    filters = {name: value for name in FILTERS if (value := request.GET.get(name, "").strip()[:200])}
+    listed = selectors.inbox(
+        caller_of(request), scope=scope, filters=filters, cursor=request.GET.get("cursor") or None, limit=PAGE
+    )
+    rows = [present.row(item) for item in listed["results"]]
+    if filters.get("risk"):
+        rows = [r for r in rows if r["risk"] == filters["risk"]]
+    return {
+        **frame(request),
+        "place": "inbox",
+        "scope": scope,
+        "rows": rows,
+        "next": listed.get("next"),
+        "total": listed.get("total", len(rows)),
+        "filters": filters,
+        "filtered": bool(filters),
+        "query": _query(request),
+        "bulk_rows": [r for r in rows if r["bulk"]],
+    }
+
+
+def _query(request: HttpRequest) -> str:
+    query = request.GET.copy()
+    for name in ("state", "cursor"):
+        query.pop(name, None)
+    return query.urlencode()
+
+
+def _key(context: dict[str, Any]) -> str:
+    return live.key_of(
+        [
+            [(r["key"], r["version"], r["status"], r["claimed_by"], r["votes"], r["wait_status"], r["due_at"],
+              (r["run"] or {}).get("version")) for r in context["rows"]],
+            context["scopes"],
+        ]
+    )  # fmt: skip
+
+
+@signed_in
+@require_safe
+def inbox(request: HttpRequest) -> HttpResponse:
+    """The first page."""
+    context = load(request)
+    regions = live.render_regions(request, REGIONS, context)
+    context |= {
+        "regions": regions,
+        "live_state": live.state_of(_key(context), regions),
+        "live_url": reverse("inbox_live"),
+        "live_query": context["query"],
+        "views": SavedView.objects.filter(user=request.user),
+        "save_form": SavedViewForm(),
+    }
+    return page(request, "inbox/page.html", context)
+
+
+@signed_in
+@require_safe
+def inbox_live(request: HttpRequest) -> HttpResponse:
+    """What changed since the state that the page holds."""
+    context = load(request)
+    return live.answer(
+        request,
+        key=_key(context),
+        make=lambda: live.render_regions(request, REGIONS, context),
+        said=_("The list was updated."),
+    )
+
+
+@signed_in
+@require_safe
+def scopes_live(request: HttpRequest) -> HttpResponse:
+    """The rail's counts alone, for pages that have nothing else that lives."""
+    context = frame(request)
+    return live.answer(
+        request,
+        key=live.key_of(context["scopes"]),
+        make=lambda: live.render_regions(request, {"rail-scopes": "_scopes.html"}, context),
+    )
+
+
+@signed_in
+@require_POST
+def save_view(request: HttpRequest) -> HttpResponse:
+    """Keeps the inbox's address under a name, or forgets one."""
+    if request.POST.get("forget"):
+        SavedView.objects.filter(user=request.user, pk=_number(request.POST["forget"])).delete()
+        say(request, _("The view is gone."))
+        return HttpResponseRedirect(reverse("inbox"))
+    form = SavedViewForm(request.POST)
+    query = request.POST.get("query", "")[:500]
+    if form.is_valid():
+        SavedView.objects.update_or_create(
+            user=request.user, name=form.cleaned_data["name"], defaults={"query": query}
+        )
+        say(request, _("The view is kept."))
+    return HttpResponseRedirect(reverse("inbox") + (f"?{query}" if query else ""))
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 15 else 0
+
+
+@signed_in
+def bulk(request: HttpRequest) -> HttpResponse:
+    """Several low-risk asks of one kind: GET lists them to confirm, POST answers each and tells the result of each."""
+    source = request.POST if request.method == "POST" else request.GET
+    rows = []
+    for wait_id in list(dict.fromkeys(source.getlist("wait")))[:BULK_MAX]:
+        try:
+            wait = selectors.get_wait(caller_of(request), wait_id)
+            run = selectors.get_run(caller_of(request), wait["run"])
+        except Refusal:
+            continue
+        rows.append(present.row({"wait": wait, "run": run}))
+    flows = {r["flow"] for r in rows}
+    fit = bool(rows) and len(flows) == 1 and all(r["bulk"] for r in rows)
+    if request.method != "POST" or not fit or sent_before(request):
+        return page(request, "inbox/bulk.html", {"rows": rows, "fit": fit, "place": "inbox"})
+    results = []
+    for row in rows:
+        # the version that was listed, not the newest: an ask that changed in between is not decided unseen
+        version = source.get(f"version-{row['wait_id']}", "")
+        try:
+            services.decide(
+                caller_of(request),
+                row["wait_id"],
+                body(
+                    commands.Decide,
+                    choice="approve",
+                    wait_version=_number(version) or None,
+                    seen=present.seen_by_reviewer(row["run"], row["wait"]),
+                ),
+            )
+            results.append({"row": row, "code": ""})
+        except Refusal as refusal:
+            results.append({"row": row, "code": refusal.code})
+    good = sum(not r["code"] for r in results)
+    said = ngettext("%(n)d was approved.", "%(n)d were approved.", good) % {"n": good}
+    return page(request, "inbox/bulk.html", {"results": results, "said": said, "place": "inbox"})

@@ -1,0 +1,164 @@
+"""The list of runs and a run's page, which is also the page to decide on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
+
+from approvals import live, present
+from approvals.forms import CommentForm
+from approvals.web import caller_of, frame, page, signed_in
+from rehydrate import selectors
+
+EVENTS = 200
+RUN_FILTERS = ("q", "status", "flow", "stage", "system", "resource", "external_id", "label", "older_than")
+STATUSES = ("running", "waiting", "ready", "review", "compensating", "taken_over", "completed", "terminated")
+REGIONS = {
+    "rail-scopes": "_scopes.html",
+    "run-head": "run/_head.html",
+    "run-next": "run/_next.html",
+    "run-body": "run/_body.html",
+    "run-timeline": "run/_timeline.html",
+    "run-bar": "run/_bar.html",
+}
+
+
+@signed_in
+@require_safe
+def run_list(request: HttpRequest) -> HttpResponse:
+    """Runs of every state, by search and filters that live in the address."""
+    filters = {name: value for name in RUN_FILTERS if (value := request.GET.get(name, "").strip()[:300])}
+    listed = selectors.list_runs(
+        caller_of(request), filters=filters, cursor=request.GET.get("cursor") or None, limit=50
+    )
+    query = request.GET.copy()
+    query.pop("cursor", None)
+    return page(
+        request,
+        "run/list.html",
+        {
+            "place": "runs",
+            "runs": listed["results"],
+            "next": listed.get("next"),
+            "total": listed.get("total"),
+            "filters": filters,
+            "statuses": STATUSES,
+            "query": query.urlencode(),
+        },
+    )
+
+
+def load(request: HttpRequest, run_id: Any) -> dict[str, Any]:
+    """A run as its page shows it."""
+    caller = caller_of(request)
+    run = selectors.get_run(caller, str(run_id))
+    events = selectors.list_events(caller, str(run_id), cursor=None, limit=EVENTS)
+    wait = present.bar_wait(run, request.GET.get("wait", ""))
+    asks = [present.ask_view(w, run, events["results"]) for w in present.open_approvals(run)]
+    current = next((a for a in asks if wait and a["id"] == wait["id"]), None)
+    workspace = str(run.get("workspace") or "")
+    return {
+        **frame(request),
+        "place": "run",
+        "run": run,
+        "events": events["results"],
+        "events_total": events.get("total"),
+        "events_next": events.get("next"),
+        "asks": asks,
+        "ask": current,
+        "bar": present.bar_of(current) if current else None,
+        "others": present.other_waits(run),
+        "effects": present.effects_view(run),
+        "follows": present.follows(run, wait),
+        "ten": present.ten_view(run),
+        "wrong": present.wrong_view(run),
+        "held": run.get("status") == "taken_over",
+        "ended": run.get("ended_at"),
+        "may_operate": caller_may(caller, workspace, "operator"),
+        "may_see_raw": caller_may(caller, workspace, "auditor"),
+    }
+
+
+def caller_may(caller: Any, workspace: str, role: str) -> bool:
+    """Whether the caller holds the role there; the run may name its workspace by id or by name."""
+    return any(caller.may(known, role) for known in caller.workspaces if workspace in {known, ""}) or (
+        workspace not in caller.workspaces and any(caller.may(known, role) for known in caller.workspaces)
+    )
+
+
+def _key(context: dict[str, Any]) -> str:
+    run = context["run"]
+    return live.key_of(
+        [
+            run.get("version"),
+            run.get("status"),
+            [(w.get("id"), w.get("version"), w.get("status"), len(w.get("votes") or [])) for w in run.get("waits") or []],
+            context["scopes"],
+        ]
+    )
+
+
+@signed_in
+@require_safe
+def run_page(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """What happened, what should happen next, and the buttons for it."""
+    context = load(request, run_id)
+    regions = live.render_regions(request, REGIONS, context)
+    query = request.GET.copy()
+    query.pop("state", None)
+    context |= {
+        "regions": regions,
+        "live_state": live.state_of(_key(context), regions),
+        "live_url": reverse("run_live", args=[run_id]),
+        "live_query": query.urlencode(),
+        "comment_form": CommentForm(),
+        "queue": _queue(request, context),
+    }
+    return page(request, "run/page.html", context)
+
+
+def _queue(request: HttpRequest, context: dict[str, Any]) -> list[dict[str, Any]]:
+    """The scope one came from, beside the run on wide screens."""
+    scope = context["scope"]
+    if not scope:
+        return []
+    listed = selectors.inbox(caller_of(request), scope=scope, filters={}, cursor=None, limit=30)
+    return [present.row(item) for item in listed["results"]]
+
+
+@signed_in
+@require_safe
+def run_live(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """What changed of it since the state that the page holds."""
+    context = load(request, run_id)
+    return live.answer(
+        request,
+        key=_key(context),
+        make=lambda: live.render_regions(request, REGIONS, context),
+        said=_("This run has changed."),
+    )
+
+
+@signed_in
+@require_safe
+def timeline(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """All events of a run, page by page."""
+    caller = caller_of(request)
+    run = selectors.get_run(caller, str(run_id))
+    listed = selectors.list_events(caller, str(run_id), cursor=request.GET.get("cursor") or None, limit=EVENTS)
+    return page(
+        request,
+        "run/timeline.html",
+        {
+            "place": "runs",
+            "run": run,
+            "events": listed["results"],
+            "events_next": listed.get("next"),
+            "events_total": listed.get("total"),
+            "may_see_raw": caller_may(caller, str(run.get("workspace") or ""), "auditor"),
+        },
+    )

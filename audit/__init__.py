@@ -1,0 +1,1 @@
+"""What happened and what now, in words: reads only, writes nothing."""

@@ -1,0 +1,108 @@
+"""Reads across runs for the history. No wording, no writes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from typing import Any
+
+from django.db.models import Q
+from django.utils import timezone
+
+from rehydrate.models import Effect, LedgerEvent, Wait
+
+PAGE = 60
+DECISIONS = ("wait.decided", "handed_back", "cleared", "retry_granted", "effect.reconciled", "effect.signed_off", "taken_over")
+#: Bookkeeping that nobody searches for unless they ask for one run's whole timeline.
+QUIET = ("lease.granted", "lease.retaken", "verdict", "wait.superseded")
+
+
+def history(caller: Any, *, filters: dict[str, str], cursor: str | None, limit: int = PAGE) -> dict[str, Any]:
+    """`{results, next}`: events newest first, within the caller's workspaces; `filters`: q, kind, what, from, to.
+
+    `q` finds a run by its id, external id or title, a person or agent by name, an effect by system, resource or key.
+    """
+    visible = [uuid.UUID(known) for known, roles in caller.workspaces.items() if roles]
+    found = LedgerEvent.objects.filter(workspace_id__in=visible).exclude(type__in=QUIET)
+    if kind := filters.get("kind"):
+        found = found.filter(actor_kind=kind)
+    if what := filters.get("what"):
+        chosen = {
+            "decisions": Q(type__in=DECISIONS),
+            "effects": Q(type__startswith="effect."),
+            "refused": Q(type="refused"),
+        }.get(what)
+        if chosen is not None:
+            found = found.filter(chosen)
+    for name, lookup in (("from", "at__gte"), ("to", "at__lt")):
+        if (moment := _day(filters.get(name, ""), after=name == "to")) is not None:
+            found = found.filter(**{lookup: moment})
+    if text := filters.get("q", "").strip():
+        found = found.filter(_search(text))
+    if cursor and cursor.isascii() and cursor.isdigit() and len(cursor) < 19:
+        found = found.filter(id__lt=int(cursor))
+    rows = list(found.select_related("run").order_by("-id")[: limit + 1])
+    more = rows[limit - 1].id if len(rows) > limit else None
+    shapes = _shapes(rows[:limit])
+    return {
+        "results": [{**_entry(row), "run_shape": shapes.get(row.run_id)} for row in rows[:limit]],
+        "next": str(more) if more else None,
+    }
+
+
+def _shapes(rows: list[LedgerEvent]) -> dict[Any, dict[str, Any]]:
+    """Just enough of each run for the words: its effects' titles and its waits' questions, two queries a page."""
+    runs = {row.run_id for row in rows}
+    keys = {str(row.payload.get("key")) for row in rows if row.payload.get("key")}
+    waits = {str(row.payload["wait"]) for row in rows if isinstance(row.payload.get("wait"), str)}
+    shapes: dict[Any, dict[str, Any]] = {run: {"effects": [], "waits": []} for run in runs}
+    for effect in Effect.objects.filter(run_id__in=runs, key__in=keys).values(
+        "run_id", "key", "title", "action", "resource"
+    ):
+        shapes[effect.pop("run_id")]["effects"].append(effect)
+    for wait in Wait.objects.filter(pk__in=waits).values("run_id", "id", "name", "ask"):
+        shapes[wait.pop("run_id")]["waits"].append({**wait, "id": str(wait["id"])})
+    return shapes
+
+
+def _search(text: str) -> Q:
+    try:
+        return Q(run_id=uuid.UUID(text))
+    except ValueError:
+        pass
+    return (
+        Q(run__external_id__icontains=text)
+        | Q(run__title__icontains=text)
+        | Q(run__flow=text)
+        | Q(actor_name__icontains=text)
+        | Q(actor_id=text)
+        | Q(payload__key=text)
+        | Q(payload__system=text)
+        | Q(payload__resource=text)
+        | Q(payload__id=text)
+    )
+
+
+def _day(text: str, *, after: bool) -> dt.datetime | None:
+    """Midnight of a day in the reader's zone (of the next day for an end), None when it is none."""
+    try:
+        day = dt.date.fromisoformat(text)
+    except ValueError:
+        return None
+    if day.year < 2000 or day.year > 9000:
+        return None
+    start = dt.datetime.combine(day, dt.time.min, tzinfo=timezone.get_current_timezone())
+    return start + dt.timedelta(days=1) if after else start
+
+
+def _entry(row: LedgerEvent) -> dict[str, Any]:
+    return {
+        "seq": row.seq,
+        "type": row.type,
+        "actor": {"kind": row.actor_kind, "id": row.actor_id, "name": row.actor_name},
+        "at": row.at,
+        "payload": row.payload,
+        "run_id": row.run_id,
+        "run_title": row.run.title,
+        "external_id": row.run.external_id,
+    }

@@ -1,0 +1,1 @@
+"""Template tags that put facts into words."""

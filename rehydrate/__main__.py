@@ -30,21 +30,31 @@ def main() -> None:
 
     try:
         with ExitStack() as stack:
-            if command == "up":
-                data.prepare()  # before the settings read its secrets
-            elif command not in WITHOUT_DATABASE and not {"-h", "--help"} & set(sys.argv):
-                folder = data.prepare()
-                # `up` keeps the database running for the processes that it starts.
-                if not os.environ.get("DATABASE_URL") and not os.environ.get("REHYDRATE_SUPERVISED"):
-                    stack.enter_context(postgres.Embedded(folder).in_use())
+            helping = bool({"-h", "--help"} & set(sys.argv))
+            # `up` has seen to it for the processes that it starts.
+            if not helping and not os.environ.get("REHYDRATE_SUPERVISED"):
+                _see_to_the_database(command, stack)
             execute_from_command_line(sys.argv)
-    except (data.DataFolderError, postgres.PostgresError, dsn.AddressError) as error:
+    except (data.DataFolderError, postgres.PostgresError, dsn.AddressError, dsn.UnreachableError) as error:
         sys.exit(f"error: {error}")
     except BrokenPipeError:
         # The reader of our output has gone (`... | head`): nothing is left to say.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _see_to_the_database(command: str, stack: ExitStack) -> None:
+    """The folder and its secrets, before the settings read them; the embedded server for as long as `stack` is open."""
+    from rehydrate import data, postgres, shared_secrets
+
+    if command in WITHOUT_DATABASE and command != "up":
+        return
+    folder = data.prepare()
+    if url := os.environ.get("DATABASE_URL"):
+        shared_secrets.settle(url, data.secrets_file())
+    elif command != "up":
+        stack.enter_context(postgres.Embedded(folder).in_use())
 
 
 def _take_data_option() -> None:

@@ -32,6 +32,9 @@ class Secrets:
         field_key = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
         return cls(secret_key=secrets.token_urlsafe(50), field_keys=(field_key,))
 
+    def dump(self) -> str:
+        return json.dumps({"secret_key": self.secret_key, "field_keys": list(self.field_keys)}, indent=2) + "\n"
+
 
 def folder() -> Path:
     """`REHYDRATE_DATA`; else `.data` beside `manage.py`; for an installed distribution, the user's own data folder."""
@@ -53,24 +56,32 @@ def prepare() -> Path:
             path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
         _check_version(path)
         if not (path / "secrets.json").exists():
-            _write_once(path / "secrets.json", _dump(Secrets.generate()))
+            _write_once(path / "secrets.json", Secrets.generate().dump())
     except OSError as error:
         raise DataFolderError(f"The data folder {path} cannot be used: {error.strerror}.") from error
     return path
 
 
+def secrets_file() -> Path:
+    """Those of the embedded database are this folder's own; those of another are shared by all servers on it."""
+    return folder() / ("secrets.shared.json" if os.environ.get("DATABASE_URL") else "secrets.json")
+
+
+def given_secrets() -> Secrets | None:
+    """From the environment, when it names both."""
+    secret_key = os.environ.get("REHYDRATE_SECRET_KEY")
+    field_keys = os.environ.get("REHYDRATE_FIELD_KEYS", "").replace(",", " ").split()
+    return Secrets(secret_key, tuple(field_keys)) if secret_key and field_keys else None
+
+
 def load_secrets() -> Secrets:
     """From the environment, else from the folder; before the first start, fresh ones that are kept nowhere."""
-    kept: dict[str, object] = {}
+    if (given := given_secrets()) is not None:
+        return given
     with contextlib.suppress(FileNotFoundError, PermissionError):
-        kept = json.loads((folder() / "secrets.json").read_text())
-    fresh = Secrets.generate()
-    field_keys = os.environ.get("REHYDRATE_FIELD_KEYS", "").replace(",", " ").split() or kept.get("field_keys")
-    secret_key = os.environ.get("REHYDRATE_SECRET_KEY") or kept.get("secret_key")
-    return Secrets(
-        secret_key=str(secret_key or fresh.secret_key),
-        field_keys=tuple(str(key) for key in field_keys) if isinstance(field_keys, list) else fresh.field_keys,
-    )
+        kept = json.loads(secrets_file().read_text())
+        return Secrets(str(kept["secret_key"]), tuple(str(key) for key in kept["field_keys"]))
+    return Secrets.generate()
 
 
 def write_private(path: Path, text: str) -> None:
@@ -106,10 +117,6 @@ def _check_version(path: Path) -> None:
             f"The data folder {path} was written by a newer version of rehydrate (format {text}, this one reads "
             f"{VERSION}): update the program, or name another folder with --data."
         )
-
-
-def _dump(made: Secrets) -> str:
-    return json.dumps({"secret_key": made.secret_key, "field_keys": list(made.field_keys)}, indent=2) + "\n"
 
 
 def _write_once(path: Path, text: str) -> None:

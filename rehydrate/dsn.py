@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
@@ -12,6 +13,19 @@ _DJANGO_NAMES = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host
 
 class AddressError(ValueError):
     """The address cannot be read; the message is one sentence."""
+
+
+class UnreachableError(Exception):
+    """The database does not take a connection; the message is one sentence, without the password."""
+
+
+def connect(url: str) -> psycopg.Connection:
+    """A connection of its own, outside of Django. Raises `UnreachableError`."""
+    try:
+        return psycopg.connect(url, connect_timeout=10)
+    except psycopg.OperationalError as error:
+        reason = " ".join(str(error).split())
+        raise UnreachableError(f"The {describe(url)} cannot be reached: {reason}") from None
 
 
 def parse(url: str) -> dict[str, Any]:

@@ -7,12 +7,13 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from rehydrate import catalogs, data, dsn
+from rehydrate import catalogs, data, dsn, shared_secrets
 from rehydrate.logs import WithoutSecrets, without_secrets
 from rehydrate.postgres import Embedded, PostgresError
 from tests.conftest import FAST_AND_LOOSE, ROOT
@@ -22,7 +23,7 @@ class TestDataFolder:
     @pytest.fixture(autouse=True)
     def _own_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("REHYDRATE_DATA", str(tmp_path / "data"))
-        for name in ("REHYDRATE_SECRET_KEY", "REHYDRATE_FIELD_KEYS"):
+        for name in ("REHYDRATE_SECRET_KEY", "REHYDRATE_FIELD_KEYS", "DATABASE_URL"):
             monkeypatch.delenv(name)
 
     def test_secrets_are_made_once_and_kept_private(self) -> None:
@@ -104,6 +105,50 @@ class TestPostgres:
         (server.pgdata / "PG_VERSION").write_text("99\n")
         with pytest.raises(PostgresError, match="holds a PostgreSQL 99 cluster"):
             server.initialise()
+
+
+class TestSharedSecrets:
+    """Two servers on one database, each with a folder of its own."""
+
+    @pytest.fixture
+    def url(self, postgres_server: Embedded, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+        for name in ("REHYDRATE_SECRET_KEY", "REHYDRATE_FIELD_KEYS"):
+            monkeypatch.delenv(name)
+        name = f"shared_{os.getpid()}"
+        postgres_server.create_database(name)
+        yield postgres_server.url(name)
+        with psycopg.connect(postgres_server.url("postgres"), autocommit=True) as connection:
+            connection.execute(psycopg.sql.SQL("DROP DATABASE {}").format(psycopg.sql.Identifier(name)))
+
+    def test_the_second_gets_what_the_first_made(self, url: str, tmp_path: Path) -> None:
+        shared_secrets.settle(f"{url}&password=one", tmp_path / "a.json")
+        shared_secrets.settle(f"{url}&password=one", tmp_path / "b.json")
+        assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+        assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o600
+
+    def test_the_database_alone_does_not_tell(self, url: str, tmp_path: Path) -> None:
+        shared_secrets.settle(f"{url}&password=one", tmp_path / "a.json")
+        secret = json.loads((tmp_path / "a.json").read_text())["secret_key"]
+        with psycopg.connect(url) as connection:
+            row = connection.execute("SELECT salt, sealed FROM rehydrate_shared_secrets").fetchone()
+        assert secret.encode() not in b"".join(row or ())
+
+    def test_after_a_change_of_password_a_server_that_knew_them_seals_them_anew(self, url: str, tmp_path: Path) -> None:
+        shared_secrets.settle(f"{url}&password=one", tmp_path / "a.json")
+        before = (tmp_path / "a.json").read_text()
+        with pytest.raises(data.DataFolderError, match="sealed with another password"):
+            shared_secrets.settle(f"{url}&password=two", tmp_path / "stranger.json")
+        shared_secrets.settle(f"{url}&password=two", tmp_path / "a.json")
+        shared_secrets.settle(f"{url}&password=two", tmp_path / "stranger.json")
+        assert (tmp_path / "stranger.json").read_text() == before
+
+    def test_nothing_is_stored_where_the_environment_names_them(
+        self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("REHYDRATE_SECRET_KEY", "given")
+        monkeypatch.setenv("REHYDRATE_FIELD_KEYS", "given")
+        shared_secrets.settle(url, tmp_path / "a.json")
+        assert not (tmp_path / "a.json").exists()
 
 
 class TestAddress:

@@ -26,7 +26,13 @@ class Command(BaseCommand):
 
         try:
             code = up.run(up.Options(host=host, port=port, demo=demo))
-        except (StartError, data.DataFolderError, postgres.PostgresError, dsn.AddressError) as error:
+        except (
+            StartError,
+            data.DataFolderError,
+            postgres.PostgresError,
+            dsn.AddressError,
+            dsn.UnreachableError,
+        ) as error:
             raise CommandError(str(error)) from error
         sys.exit(code)
 

@@ -63,7 +63,7 @@ def _digest(text: str) -> str:
 def _note(key: ApiKey, act: str, *, by: str) -> None:
     AdminEvent.objects.create(
         workspace=key.workspace,
-        actor_kind="system" if by == "command" else "person",
+        actor_kind="system" if by in {"command", "demo"} else "person",
         actor_id=by,
         act=act,
         subject=str(key),

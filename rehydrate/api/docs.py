@@ -8,8 +8,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from rehydrate.api import schema, views
-from rehydrate.api.endpoint import Operation
+from rehydrate.api import schema
+from rehydrate.api.endpoint import OPERATIONS
 
 _METHODS: Final = ("get", "post")
 
@@ -29,7 +29,7 @@ def _page() -> dict[str, Any]:
         for method in _METHODS
         if method in item
     ]
-    order = [value.name for value in vars(views).values() if isinstance(value, Operation)]
+    order = [operation.name for operation in OPERATIONS]
     operations.sort(key=lambda operation: order.index(operation["id"]))
     groups = [
         {

@@ -270,8 +270,13 @@ def _checked(name: str, value: str) -> str:
     return value.lower()
 
 
+#: All operations that answer somewhere, in the order of their addresses.
+OPERATIONS: Final[list[Operation]] = []
+
+
 def resource(route: str, *operations: Operation) -> URLPattern:
     """The operations at one address, as Django routes it; ids are named in angle brackets."""
+    OPERATIONS.extend(operations)
     methods = {operation.method: operation for operation in operations}
     handlers = {method.lower(): Endpoint._carry_out for method in methods}
     view = type("Endpoint", (Endpoint,), {"operations": methods, **handlers, "__doc__": ""})

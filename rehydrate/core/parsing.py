@@ -230,10 +230,28 @@ def parse_event(raw: Any, index: int) -> commands.AgentEvents:
     pointer = f"/events/{index}"
     if isinstance(raw, Tainted):
         raise _refused([{**error, "pointer": pointer + error["pointer"]} for error in raw.errors])
-    event: commands.AgentEvents = convert(raw, commands.AgentEvents, pointer)
-    for part, where in _inline(raw, pointer):
+    fields = flat(raw)
+    if fields is not raw:
+        pointer += "/payload"
+    event: commands.AgentEvents = convert(fields, commands.AgentEvents, pointer)
+    for part, where in _inline(fields, pointer):
         check_inline(part, where)
     return event
+
+
+def flat(raw: Any) -> Any:
+    """An event with its fields beside its `type`. They may come in a `payload`, as events are shown when they are read.
+
+    There a reference's own type is called `type`; beside the event's type it is `ref_type`.
+    """
+    if not (isinstance(raw, dict) and set(raw) == {"type", "payload"} and isinstance(raw["payload"], dict)):
+        return raw
+    fields = dict(raw["payload"])
+    if raw["type"] == "external_ref" and "type" in fields and "ref_type" not in fields:
+        fields["ref_type"] = fields.pop("type")
+    if "type" in fields:
+        return raw  # refused as it is: `payload` is no field
+    return {"type": raw["type"], **fields}
 
 
 def check_inline(value: Any, pointer: str) -> None:
@@ -287,7 +305,7 @@ def lenient_receipt(raw: Any) -> tuple[commands.EffectExecuted | commands.Effect
     None when it is another event, or its key cannot be read.
     """
     tainted = isinstance(raw, Tainted)
-    value = cleaned(raw.value) if isinstance(raw, Tainted) else raw
+    value = flat(cleaned(raw.value) if isinstance(raw, Tainted) else raw)
     type_ = _RECEIPTS.get(value.get("type")) if isinstance(value, dict) and isinstance(value.get("type"), str) else None
     if type_ is None:
         return None

@@ -207,6 +207,19 @@ def test_events_are_structs() -> None:
     assert event.waits[0].from_ == "ACME"
 
 
+def test_an_events_fields_may_stand_in_its_payload() -> None:
+    flat = {"type": "external_ref", "system": "erp", "ref_type": "order", "id": "PO-77"}
+    nested = {"type": "external_ref", "payload": {"system": "erp", "type": "order", "id": "PO-77"}}
+    assert parsing.parse_event(flat, 0) == parsing.parse_event(nested, 0)
+    assert pointers(event_refused({"type": "note", "payload": {"text": 1}})) == ["/events/3/payload/text"]
+    assert pointers(event_refused({"type": "note", "payload": {"type": "note", "text": "x"}})) == ["/events/3/payload"]
+    assert pointers(event_refused({"type": "note", "text": "x", "payload": {}})) == ["/events/3/payload"]
+    receipt = {"type": "effect.executed", "payload": {"key": "k", "receipt": "R-1"}}
+    read = parsing.lenient_receipt(receipt)
+    assert read is not None
+    assert read[0] == commands.EffectExecuted(key="k", receipt=commands.Receipt(id="R-1"))
+
+
 def test_inline_data_is_at_most_16_kib() -> None:
     bulk = "x" * parsing.MAX_INLINE
     for event in (

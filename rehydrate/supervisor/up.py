@@ -210,11 +210,12 @@ def _clusters() -> list[Service]:
             environment={"Q_CLUSTER_NAME": cluster},
             probe=probes.cluster_works(cluster),
             probe_every=5,
-            patience=45,
-            stop_within=10,
+            patience=patience,
+            stop_within=5,
             directory=str(data.ROOT),
         )
-        for name, cluster in (("tasks", "rehydrate"), ("ticks", "ticks"))
+        # A busy worker may keep a question waiting for as long as a task may last; a tick's cluster always has one free.
+        for name, cluster, patience in (("tasks", "rehydrate", 75), ("ticks", "ticks", 20))
     ]
 
 

@@ -497,5 +497,13 @@ def rows_with(table: str, text: str) -> int:
         return int(cursor.fetchone()[0])
 
 
+def not_granted(answer: Answer, code: str) -> None:
+    """`start: true` that may not start: `granted: false`, or the refusal of the start (the contract leaves it open)."""
+    if answer.status == 200:
+        assert answer.json["effects"][-1]["granted"] is False
+    else:
+        answer.refused(409, code)
+
+
 def statuses(answers: list[Answer]) -> list[int]:
     return sorted(answer.status for answer in answers)

@@ -8,7 +8,21 @@ from typing import Any
 
 import pytest
 
-from .driver import ORDER, Agent, Clock, Person, Run, World, approval, checkpoint, effect, executed, order, paused
+from .driver import (
+    ORDER,
+    Agent,
+    Clock,
+    Person,
+    Run,
+    World,
+    approval,
+    checkpoint,
+    effect,
+    executed,
+    not_granted,
+    order,
+    paused,
+)
 
 SCHEMA = {
     "type": "object",
@@ -45,7 +59,7 @@ def test_a_gated_effect_without_a_decision_does_not_start(bot: Agent) -> None:
     run = bot.open(order())
     doc = run.start("k1", arguments=ORDER).refused(409, "approval_required")
     assert doc["effect"]["key"] == "k1"
-    assert run.append({**order(), "start": True}).ok()["effects"][0]["granted"] is False
+    not_granted(run.append({**order(), "start": True}), "approval_required")
     assert run.state("k1") == "planned"
 
 
@@ -194,7 +208,7 @@ def test_after_a_no_it_does_not_start(bot: Agent, alice: Person, world: World) -
     alice.reject(run.pause(approval(effect="k1")))
     run.resume()
     run.start("k1", arguments=ORDER).refused(409, "approval_rejected")
-    assert run.append({**order(), "start": True}).ok()["effects"][0]["granted"] is False
+    not_granted(run.append({**order(), "start": True}), "approval_rejected")
 
 
 @pytest.mark.parametrize("after", ["a no", "no answer"])

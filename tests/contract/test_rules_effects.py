@@ -221,7 +221,6 @@ def test_what_an_effect_may_do(at: Callable[..., Run], state: str, event: dict[s
         ("compensating", STARTED),
         ("compensated", STARTED),
         ("compensation_unknown", STARTED),
-        ("planned", unknown("m")),
         ("executed", FAILED),
         ("executed", unknown("m")),
         ("executed", NOT_EXECUTED),

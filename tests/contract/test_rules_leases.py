@@ -20,6 +20,7 @@ from .driver import (
     effect,
     ev,
     failed,
+    not_granted,
     paused,
     signal,
     started,
@@ -309,7 +310,7 @@ def test_starting_at_the_limit_is_refused_until_a_person_gives_more(bot: Agent, 
     for _ in range(3):
         run.do(started("m"), ev("effect.failed", key="m", error={"code": "x", "message": "no"}))
     run.start("m").refused(409, "retries_exhausted")
-    assert run.append(effect("m", "mail.send", start=True)).ok()["effects"][0]["granted"] is False
+    not_granted(run.append(effect("m", "mail.send", start=True)), "retries_exhausted")
     dave.retry(run, effect="m", tries=1).fine()
     if run.status != "running":
         run.resume()

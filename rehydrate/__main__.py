@@ -48,7 +48,8 @@ def _see_to_the_database(command: str, stack: ExitStack) -> None:
     """The folder and its secrets, before the settings read them; the embedded server for as long as `stack` is open."""
     from rehydrate import data, postgres, shared_secrets
 
-    if command in WITHOUT_DATABASE and command != "up":
+    from_a_file = command == "verify_ledger" and any(word.startswith("--file") for word in sys.argv)
+    if from_a_file or (command in WITHOUT_DATABASE and command != "up"):
         return
     folder = data.prepare()
     if url := os.environ.get("DATABASE_URL"):

@@ -34,14 +34,15 @@ class Report:
 class _Touched:
     """What open waits of a workspace may depend on: rule 16 raises their version."""
 
-    groups: bool = False
-    flows: set[str] = field(default_factory=set)
+    groups: set[str] = field(default_factory=set)
+    waits: set[tuple[str, str]] = field(default_factory=set)
 
 
 class _Applying:
     def __init__(self, by: str) -> None:
         self.by = by
         self.kind = "system" if by in {"command", "demo"} else "person"
+        self.actor = "command" if self.kind == "system" else by
         self.report = Report()
         self.workspaces: dict[str, Workspace] = {row.slug: row for row in Workspace.objects.all()}
         self.people: dict[str, User] = {}
@@ -73,9 +74,7 @@ def apply(document: Document, *, by: str = "command") -> Report:
         _flow(work, name, flow)
     for slug, touched in work.touched.items():
         raised = ledger.policy_changed(
-            workspace=str(work.workspaces[slug].pk),
-            flows=None if touched.groups else sorted(touched.flows),
-            actor={"kind": work.kind, "id": by, "name": by},
+            workspace=work.workspaces[slug], groups=touched.groups, flow_waits=touched.waits, by=work.actor
         )
         if raised:
             work.report.changes.append(
@@ -137,7 +136,7 @@ def _group(work: _Applying, name: str, entry: GroupEntry) -> None:
         ]
         lines.append(f"members {' '.join(signs)}")
     if lines:
-        work.touched[entry.workspace].groups = True
+        work.touched[entry.workspace].groups.add(name)
         act = "group.made" if made else "group.changed"
         work.changed(workspace, act, f"group {name}", "; ".join(lines), members=sorted(wanted), roles=entry.roles)
 
@@ -149,7 +148,7 @@ def _flow(work: _Applying, name: str, entry: FlowEntry) -> None:
     if flow is None:
         flow = Flow.objects.create(workspace=workspace, name=name, title=entry.policy.title, current=1)
         PolicyVersion.objects.create(flow=flow, number=1, body=body, changed_by=work.by)
-        work.touched[entry.workspace].flows.add(name)
+        work.touched[entry.workspace].waits |= {(name, wait) for wait in entry.policy.wait}
         work.changed(workspace, "flow.made", f"flow {name}", "made", version=1)
         return
     before = PolicyVersion.objects.get(flow=flow, number=flow.current).body
@@ -159,8 +158,8 @@ def _flow(work: _Applying, name: str, entry: FlowEntry) -> None:
     flow.title = entry.policy.title
     flow.save(update_fields=["current", "title"])
     PolicyVersion.objects.create(flow=flow, number=flow.current, body=body, changed_by=work.by)
-    if _differing(before.get("wait", {}), body.get("wait", {})):
-        work.touched[entry.workspace].flows.add(name)
+    waits = _differing(before.get("wait", {}), body.get("wait", {}))
+    work.touched[entry.workspace].waits |= {(name, wait) for wait in waits}
     parts = [*_differing(_without_tables(before), _without_tables(body))]
     for table in ("wait", "effect"):
         parts += [f"{table}.{key}" for key in _differing(before.get(table, {}), body.get(table, {}))]

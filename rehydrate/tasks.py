@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import os
 import time
 
+from django.db import connection
+
 from rehydrate import clock, engine
 from rehydrate.models import Heartbeat
+
+log = logging.getLogger(__name__)
 
 TICK_LASTS = 95.0
 """Seconds: one starts every minute, so they overlap and a killed one leaves no gap."""
@@ -17,9 +22,16 @@ def tick() -> None:
     """Does what is due, again and again, for the length of a tick or until the supervisor stops."""
     end = time.monotonic() + TICK_LASTS
     while time.monotonic() < end and not _stopping():
-        engine.tick()
-        _note("tick")
-        time.sleep(engine.seconds_until_due(at_most=1.0))
+        try:
+            engine.tick()
+            _note("tick")
+            pause = engine.seconds_until_due(at_most=1.0)
+        except Exception:
+            # A tick that ended here would leave timers standing until the next minute.
+            log.exception("a tick could not do all that is due")
+            connection.close()
+            pause = 1.0
+        time.sleep(pause)
 
 
 def beat(cluster: str) -> None:

@@ -214,7 +214,7 @@ def _clusters() -> list[Service]:
             stop_within=5,
             directory=str(data.ROOT),
         )
-        # A busy worker may keep a question waiting for as long as a task may last; a tick's cluster always has one free.
+        # Busy workers may keep a question waiting for as long as a task may last; those of ticks always have one free.
         for name, cluster, patience in (("tasks", "rehydrate", 75), ("ticks", "ticks", 20))
     ]
 

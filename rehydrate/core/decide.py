@@ -394,7 +394,7 @@ def takeover(draft: Draft, body: cmd.Reasoned) -> None:
     effects.unsettle(draft, "a person took over in mid-effect")
 
 
-def handback(draft: Draft, body: cmd.Handback, *, may_decide: Any) -> None:
+def handback(draft: Draft, body: cmd.Handback) -> None:
     """Rule 15: a decision that makes the run ready at the stage and checkpoint that the person named."""
     _not_ended(draft)
     held = draft.run.taken_over
@@ -406,7 +406,7 @@ def handback(draft: Draft, body: cmd.Handback, *, may_decide: Any) -> None:
         wait = superseded.get(answer.wait)
         if wait is None:
             raise invalid(f"/answers/{i}/wait", "This wait was not open when the run was taken over.")
-        answers.append(waiting.hand_answer(draft, wait, answer, f"/answers/{i}", may_decide))
+        answers.append(waiting.hand_answer(draft, wait, answer, f"/answers/{i}"))
     for i, done in enumerate(body.effects):
         effects.done_by_hand(draft, done, f"/effects/{i}", reason=body.reason)
     for effect in draft.state.effects.values():

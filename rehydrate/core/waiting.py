@@ -1,6 +1,5 @@
 """The rules of waits: how they open, pause a run, are decided, come due and are answered (rules 4, 5, 6, 7, 10, 11, 16)."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -450,9 +449,7 @@ def replan(draft: Draft, key: str, arguments: dict[str, Any], *, why: str) -> No
     )
 
 
-def hand_answer(
-    draft: Draft, wait: Wait, answer: cmd.Answer, pointer: str, may_decide: Callable[[Wait], bool]
-) -> dict[str, Any]:
+def hand_answer(draft: Draft, wait: Wait, answer: cmd.Answer, pointer: str) -> dict[str, Any]:
     """An answer given while handing back, to a wait that the takeover superseded: by somebody who may decide it."""
     if wait.kind == "approval":
         require_eligible(draft, wait, draft.ctx.actor.id)

@@ -1,0 +1,266 @@
+"""The only writer. Each change of a run is one transaction: lock, apply what is overdue, decide, record events and projections.
+
+A refusal that matters is an event as well: it is committed, with what it changes, while the caller still gets the refusal.
+"""
+
+import datetime as dt
+import secrets as random_tokens
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+from uuid import UUID
+
+from django.db import connection, transaction
+
+from rehydrate import clock, projections, seal, shapes, signals
+from rehydrate.core import decide, waiting
+from rehydrate.core import events as ev
+from rehydrate.core.draft import Context, Draft, People
+from rehydrate.core.policy import FlowPolicy
+from rehydrate.core.refusals import AUDITED, Refusal, not_found
+from rehydrate.core.state import Run, State
+from rehydrate.core.verdict import NeedsAllEffects
+from rehydrate.ids import uuid7
+from rehydrate.models import Wait, Workspace
+from rehydrate.projections import Change, Loaded
+
+R = TypeVar("R")
+
+Work = Callable[[Draft], R]
+
+
+def people_of(workspace: str) -> People:
+    """Who may decide in a workspace: active people with the reviewer's role, by group. One query."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT g.name, g.roles, u.username FROM rehydrate_group g"
+            " JOIN rehydrate_membership m ON m.group_id = g.id JOIN auth_user u ON u.id = m.user_id"
+            " WHERE g.workspace_id = %s AND u.is_active",
+            [workspace],
+        )
+        rows = cursor.fetchall()
+    able = {"reviewer", "operator", "admin"}
+    reviewers = {name for _, roles, name in rows if able & set(roles)}
+    groups: dict[str, list[str]] = {}
+    for group, _, name in rows:
+        if name in reviewers:
+            groups.setdefault(group, []).append(name)
+    return People(groups=groups, reviewers=sorted(reviewers))
+
+
+def _context(loaded: Loaded, actor: dict[str, Any]) -> Context:
+    return make_context(
+        now=loaded.now,
+        number=loaded.number,
+        policy=loaded.policy,
+        pinned=loaded.pinned,
+        workspace=loaded.state.run.workspace_id,
+        actor=actor,
+    )
+
+
+def make_context(
+    *, now: dt.datetime, number: int, policy: FlowPolicy, pinned: FlowPolicy, workspace: str, actor: dict[str, Any]
+) -> Context:
+    cache: list[People] = []
+
+    def people() -> People:
+        if not cache:
+            cache.append(people_of(workspace))
+        return cache[0]
+
+    return Context(
+        now=now,
+        policy=policy,
+        policy_number=number,
+        pinned=pinned,
+        actor=ev.Actor(**actor),
+        new_id=lambda: str(uuid7()),
+        new_token=lambda: random_tokens.token_urlsafe(32),
+        people=people,
+    )
+
+
+def change(
+    run_id: str,
+    work: Work[R],
+    *,
+    actor: dict[str, Any],
+    operation: str,
+    full: bool = True,
+    keys: Iterable[str] = (),
+    wait_keys: Iterable[str] = (),
+    wait_ids: Iterable[str] = (),
+    prints: Iterable[str] = (),
+    check: Callable[[Run], None] | None = None,
+    rescue: Callable[[Draft, Refusal], None] | None = None,
+    after: Callable[[Draft], None] | None = None,
+) -> tuple[R, Draft]:
+    """Do `work` on a locked run and commit it with its events. Raises the Refusal of `work`, after recording what matters.
+
+    `check` looks at the run before anything happens (walls, roles) and raises; `rescue` records what is kept of a refused
+    batch (receipts); `after` runs in the transaction once all is decided (opaque state, claims of signals).
+    """
+    named = {"keys": keys, "wait_keys": wait_keys, "wait_ids": wait_ids, "prints": prints}
+    with transaction.atomic():
+        found = projections.load_runs([run_id], full=full, **named)
+        if run_id not in found:
+            raise not_found("run")
+        if check is not None:
+            check(found[run_id].state.run)
+        try:
+            result, draft, refused = _attempt(found[run_id], work, actor, operation, rescue)
+        except NeedsAllEffects:
+            loaded = projections.load_runs([run_id], full=True, **named)[run_id]
+            result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
+        _save(found[run_id], draft)
+        if after is not None and refused is None:
+            after(draft)
+    if refused is not None:
+        raise shapes.refusal(refused)
+    return result, draft  # type: ignore[return-value]
+
+
+def _attempt(
+    loaded: Loaded,
+    work: Work[R],
+    actor: dict[str, Any],
+    operation: str,
+    rescue: Callable[[Draft, Refusal], None] | None,
+) -> tuple[R | None, Draft, Refusal | None]:
+    draft = Draft(loaded.state, _context(loaded, actor))
+    decide.apply_overdue(draft)
+    mark = draft.state, len(draft.recorded)
+    try:
+        result = work(draft)
+        _match_buffered(draft, mark[1])
+        decide.settle(draft)
+    except Refusal as refusal:
+        draft.rewind(*mark)
+        if rescue is not None:
+            rescue(draft, refusal)
+        if refusal.code in AUDITED:
+            decide.refused(draft, refusal, operation)
+        decide.settle(draft)
+        return None, draft, refusal
+    return result, draft, None
+
+
+def _save(loaded: Loaded, draft: Draft) -> None:
+    before, after = loaded.state, draft.state
+    due = any(due_at <= draft.now for due_at in projections.timers(before).values())
+    if draft.recorded or after.run is not before.run or due:
+        secret = seal.tails(draft.policy.secret)
+        projections.save([Change(before, after, draft.recorded, secret, draft.now)])
+
+
+def create(
+    *,
+    workspace: str,
+    flow: str,
+    actor: dict[str, Any],
+    work: Work[R],
+    after: Callable[[Draft], None] | None = None,
+) -> tuple[R, Draft]:
+    """A new run with its first events, all or nothing. Raises IntegrityError when another opened it at the same instant."""
+    with transaction.atomic():
+        number, policy = projections.current_policy(workspace, flow)
+        ctx = make_context(
+            now=clock.now(), number=number, policy=policy, pinned=policy, workspace=workspace, actor=actor
+        )
+        draft = Draft(State(Run(id=str(uuid7()))), ctx)
+        try:
+            result = work(draft)
+            _match_buffered(draft, 0)
+            decide.settle(draft)
+        except Refusal as refusal:
+            raise shapes.refusal(refusal) from None
+        projections.save([Change(None, draft.state, draft.recorded, seal.tails(policy.secret), draft.now)])
+        if after is not None:
+            after(draft)
+    return result, draft
+
+
+def catch_up(run_ids: list[str]) -> int:
+    """Apply what is overdue to runs nobody asks about, many in one transaction. How many of them changed.
+
+    Runs that another transaction holds are passed over: whoever holds them applies the same.
+    """
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT id FROM rehydrate_run WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED",
+                [[UUID(run_id) for run_id in run_ids]],
+            )
+            free = [str(row[0]) for row in cursor.fetchall()]
+        if not free:
+            return 0
+        changes = []
+        for loaded in projections.load_runs(free, full=True).values():
+            draft = Draft(loaded.state, _context(loaded, SYSTEM))
+            decide.apply_overdue(draft)
+            decide.settle(draft)
+            changes.append(
+                Change(loaded.state, draft.state, draft.recorded, seal.tails(draft.policy.secret), draft.now)
+            )
+        projections.save(changes)
+    return len(changes)
+
+
+SYSTEM = {"kind": ev.SYSTEM.kind, "id": ev.SYSTEM.id, "name": ev.SYSTEM.name}
+
+
+def policy_changed(*, workspace: Workspace, groups: set[str], flow_waits: set[tuple[str, str]], by: str) -> int:
+    """Rule 16: groups, members or waits' policies changed, so the open approvals they touch get a new version.
+
+    `groups` are the names of changed groups, `flow_waits` the (flow, wait name) whose policy changed. How many waits did.
+    """
+    actor = {"kind": "system" if by == "command" else "person", "id": by, "name": by}
+    open_asks = Wait.objects.filter(run__workspace=workspace, status="open", kind="approval")
+    runs = {str(run_id) for run_id in open_asks.values_list("run_id", flat=True)}
+    count = 0
+    for run_id in sorted(runs):
+        found = projections.load_runs([run_id], lock=False)[run_id].state
+        if any(_touched(found, wait, groups, flow_waits) for wait in found.open_waits()):
+
+            def work(draft: Draft) -> int:
+                touched = [w for w in draft.state.open_waits() if _touched(draft.state, w, groups, flow_waits)]
+                for wait in touched:
+                    waiting.policy_changed(draft, wait, draft.policy.wait_policy(wait.name))
+                return len(touched)
+
+            changed, _ = change(run_id, work, actor=actor, operation="policy_changed")
+            count += changed
+    return count
+
+
+def _touched(state: State, wait: Any, groups: set[str], flow_waits: set[tuple[str, str]]) -> bool:
+    """A wait that names no group depends on every group of the workspace: any of them may have reviewers."""
+    if wait.kind != "approval":
+        return False
+    return (
+        (state.run.flow, wait.name) in flow_waits or bool(groups & set(wait.groups)) or bool(groups and not wait.groups)
+    )
+
+
+# -- signals that came before their wait (rule 7) -------------------------------------------------------------------------
+
+
+def _match_buffered(draft: Draft, since: int) -> None:
+    """Waits that were opened just now take what came for them before."""
+    opened: list[str] = []
+    for recorded in draft.recorded[since:]:
+        if isinstance(recorded.fact, ev.RunPaused):
+            opened += [wait["id"] for wait in recorded.fact.waits]
+        elif isinstance(recorded.fact, ev.WaitOpened):
+            opened.append(recorded.fact.wait["id"])
+    for wait_id in opened:
+        wait = draft.state.wait_by_id(wait_id)
+        if wait is None or wait.kind not in ("callback", "signal"):
+            continue
+        run = draft.run
+        targets = signals.targets(flow=run.flow, external_id=run.external_id, correlation=wait.correlation)
+        signals.lock(run.workspace_id, wait.name, targets)
+        signal = signals.buffered_for(run, wait.name, wait.correlation)
+        if signal is not None:
+            waiting.answer_by_signal(draft, wait, signals.as_answer(signal))
+            signals.matched(signal, draft.run.id, wait.id)

@@ -1,0 +1,574 @@
+"""Reads, in the contract's shapes. Nothing here changes anything: what is overdue is applied to what is shown, not stored.
+
+Lists are one statement: the total and the page come from the same rows. Cursors name the last row's place, so that a row
+that stays is seen exactly once however much comes and goes meanwhile.
+"""
+
+import base64
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from django.conf import settings
+from django.db import connection
+
+from rehydrate import ledger, projections, seal, shapes
+from rehydrate.callers import Caller
+from rehydrate.core import decide, verdict
+from rehydrate.core import events as ev
+from rehydrate.core.draft import Draft
+from rehydrate.core.policy import FlowPolicy
+from rehydrate.core.refusals import invalid, not_found
+from rehydrate.core.state import Decision, Effect, Ref, Run, Wait
+
+Json = dict[str, Any]
+
+# -- one run ----------------------------------------------------------------------------------------------------------
+
+
+def find_run(workspace: str, flow: str, external_id: str) -> str | None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT id FROM rehydrate_run WHERE workspace_id = %s AND flow = %s AND external_id = %s",
+            [workspace, flow, external_id],
+        )
+        row = cursor.fetchone()
+    return str(row[0]) if row else None
+
+
+def is_ended(run_id: str) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT ended_at IS NOT NULL FROM rehydrate_run WHERE id = %s", [run_id])
+        row = cursor.fetchone()
+    return bool(row and row[0])
+
+
+def _id(text: str, what: str) -> str:
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise not_found(what) from None
+
+
+def current(caller: Caller, run_id: str) -> Draft:
+    """The run as of now, with what is overdue applied in memory only (rule 6, rule 12). 404 where it is not visible."""
+    run_id = _id(run_id, "run")
+    found = projections.load_runs([run_id], lock=False, full=True).get(run_id)
+    if found is None or not caller.sees(found.state.run.workspace_id, found.state.run.flow):
+        raise not_found("run")
+    ctx = ledger.make_context(
+        now=found.now,
+        number=found.number,
+        policy=found.policy,
+        pinned=found.pinned,
+        workspace=found.state.run.workspace_id,
+        actor=ledger.SYSTEM,
+    )
+    draft = Draft(found.state, ctx)
+    decide.apply_overdue(draft)
+    decide.settle(draft)
+    return draft
+
+
+def require_visible(caller: Caller, run_id: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT workspace_id, flow FROM rehydrate_run WHERE id = %s", [run_id])
+        row = cursor.fetchone()
+    if row is None or not caller.sees(str(row[0]), row[1]):
+        raise not_found("run")
+
+
+def run_of_wait(caller: Caller, wait_id: str) -> str:
+    """The run of a wait that the caller may see, else 404."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT r.id, r.workspace_id, r.flow FROM rehydrate_wait w JOIN rehydrate_run r ON r.id = w.run_id"
+            " WHERE w.id = %s",
+            [_id(wait_id, "wait")],
+        )
+        row = cursor.fetchone()
+    if row is None or not caller.sees(str(row[1]), row[2]):
+        raise not_found("wait")
+    return str(row[0])
+
+
+def refs_and_decisions(run_id: str) -> tuple[list[Ref], list[Decision]]:
+    """The external references and the decisions of a run, oldest first. One query."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT (SELECT jsonb_agg(to_jsonb(x) ORDER BY x.id) FROM rehydrate_externalref x WHERE x.run_id = %s),"
+            " (SELECT jsonb_agg(to_jsonb(d) ORDER BY d.decided_at, d.id) FROM rehydrate_decision d WHERE d.run_id = %s)",
+            [run_id, run_id],
+        )
+        refs, decisions = cursor.fetchone()
+    return projections.structs(refs, Ref), projections.structs(decisions, Decision)
+
+
+def covers(caller: Caller, workspace: str, policy: FlowPolicy) -> tuple[str, ...]:
+    """Which fields are masked for this caller: none for agents and auditors."""
+    if not caller.is_person or caller.may(workspace, "auditor"):
+        return ()
+    return seal.tails(policy.secret)
+
+
+def get_run(caller: Caller, run_id: str) -> Json:
+    draft = current(caller, run_id)
+    run = draft.run
+    refs, decisions = refs_and_decisions(run.id)
+    found = verdict.assess(draft.state, draft.pinned, draft.now)
+    whole = shapes.run_whole(
+        draft.state,
+        found,
+        refs,
+        decisions,
+        callback_base=settings.PUBLIC_URL,
+        secrets=not caller.is_person or caller.may(run.workspace_id, "operator"),
+    )
+    whole["flow_title"] = draft.pinned.title or run.flow
+    whole["timers"] = [
+        {"kind": kind, "subject": subject or None, "due_at": shapes.instant(due_at)}
+        for (kind, subject), due_at in sorted(projections.timers(draft.state).items(), key=lambda item: item[1])
+    ]
+    return dict(seal.mask(whole, covers(caller, run.workspace_id, draft.policy)))
+
+
+def get_verdict(caller: Caller, run_id: str) -> Json:
+    draft = current(caller, run_id)
+    found = verdict.assess(draft.state, draft.pinned, draft.now)
+    shape = shapes.verdict(draft.state, found)
+    return dict(seal.mask(shape, covers(caller, draft.run.workspace_id, draft.policy)))
+
+
+def get_wait(caller: Caller, wait_id: str) -> Json:
+    draft = current(caller, run_of_wait(caller, wait_id))
+    wait = draft.state.wait_by_id(_id(wait_id, "wait"))
+    if wait is None:
+        raise not_found("wait")
+    run = draft.run
+    secrets = not caller.is_person or caller.may(run.workspace_id, "operator")
+    shape = shapes.wait(wait, callback_base=settings.PUBLIC_URL, secrets=secrets)
+    return dict(seal.mask(shape, covers(caller, run.workspace_id, draft.policy)))
+
+
+# -- events -------------------------------------------------------------------------------------------------------------
+
+_EVENT: Final = "seq, type, actor_kind, actor_id, actor_name, at, payload, sealed, prev_hash, hash"
+
+
+def event_shape(row: tuple[Any, ...], *, reveal: bool) -> Json:
+    seq, type_, kind, actor_id, name, at, payload, sealed, prev_hash, hash_ = row
+    payload = msgspec.json.decode(payload) if isinstance(payload, str) else payload
+    shape = {
+        "seq": seq,
+        "type": type_,
+        "actor": {"kind": kind, "id": actor_id, "name": name},
+        "at": shapes.instant(at),
+        "payload": payload,
+        "prev_hash": prev_hash,
+        "hash": hash_,
+    }
+    if reveal and sealed is not None:
+        shape["revealed"] = seal.unseal(msgspec.json.decode(msgspec.json.encode(payload)), sealed)
+    return shape
+
+
+def list_events(caller: Caller, run_id: str, *, cursor: str | None, limit: int) -> Json:
+    """Events in order. Payloads are as they were hashed; an auditor also gets the secret fields, as `revealed`."""
+    run_id = _id(run_id, "run")
+    require_visible(caller, run_id)
+    reveal = caller.is_person and any("auditor" in roles for roles in caller.workspaces.values())
+    after = int(_place(cursor, 1)[0]) if cursor else 0
+    with connection.cursor() as db:
+        db.execute(
+            f"SELECT {_EVENT}, (SELECT version FROM rehydrate_run WHERE id = %s)"
+            " FROM rehydrate_ledgerevent WHERE run_id = %s AND seq > %s ORDER BY seq LIMIT %s",
+            [run_id, run_id, after, limit + 1],
+        )
+        rows = db.fetchall()
+        total = rows[0][-1] if rows else after
+    results = [event_shape(row[:-1], reveal=reveal) for row in rows[:limit]]
+    more = _cursor([str(results[-1]["seq"])]) if len(rows) > limit else None
+    return {"results": results, "next": more, "total": total}
+
+
+def all_events(run_id: str, *, reveal: bool) -> list[Json]:
+    with connection.cursor() as db:
+        db.execute(f"SELECT {_EVENT} FROM rehydrate_ledgerevent WHERE run_id = %s ORDER BY seq", [run_id])
+        return [event_shape(row, reveal=reveal) for row in db.fetchall()]
+
+
+def evidence(caller: Caller, run_id: str) -> Json:
+    """The whole pack: the run, its events with the chain's proof, and the decisions."""
+    run = get_run(caller, run_id)
+    reveal = caller.is_person and any("auditor" in roles for roles in caller.workspaces.values())
+    events = all_events(run["id"], reveal=reveal)
+    return {
+        "run": run,
+        "events": events,
+        "decisions": run["decisions"],
+        "chain": {
+            "algorithm": "SHA-256 over the previous hash (hex) and the RFC 8785 form of {run, seq, type, actor, at, payload}",
+            "first": events[0]["prev_hash"] if events else None,
+            "last": events[-1]["hash"] if events else None,
+            "length": len(events),
+        },
+    }
+
+
+def history_of(run_id: str) -> list[ev.Recorded]:
+    """All events of a run as facts, secret fields restored, for rebuilding it."""
+    with connection.cursor() as db:
+        db.execute(f"SELECT {_EVENT} FROM rehydrate_ledgerevent WHERE run_id = %s ORDER BY seq", [run_id])
+        rows = db.fetchall()
+    found = []
+    for seq, type_, kind, actor_id, name, at, payload, sealed, _prev, _hash in rows:
+        payload = msgspec.json.decode(payload) if isinstance(payload, str) else payload
+        fact = ev.parse(type_, seal.unseal(payload, sealed))
+        found.append(ev.Recorded(seq=seq, at=at, actor=ev.Actor(kind=kind, id=actor_id, name=name), fact=fact))
+    return found
+
+
+# -- lists -----------------------------------------------------------------------------------------------------------------
+
+
+def _cursor(place: list[str]) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+
+
+def _place(cursor: str, parts: int) -> list[str]:
+    """The place that a cursor names, or 422."""
+    try:
+        found = msgspec.json.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=list[str])
+    except (ValueError, msgspec.DecodeError):
+        found = []
+    if len(found) != parts or any("\x00" in part for part in found):
+        raise invalid("/cursor", "Use the `next` of the page before.")
+    return found
+
+
+class _Where:
+    """A WHERE clause in the making: parts and their parameters."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.params: list[Any] = []
+
+    def add(self, sql: str, *params: Any) -> None:
+        self.parts.append(f"({sql})")
+        self.params += params
+
+    def sql(self) -> str:
+        return " AND ".join(self.parts) or "TRUE"
+
+
+def _like(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return f"%{escaped}%"
+
+
+def _walls(where: _Where, caller: Caller) -> None:
+    where.add("r.workspace_id = ANY(%s)", [UUID(workspace) for workspace in caller.workspaces])
+    if caller.kind == "agent" and "*" not in caller.flows:
+        where.add("r.flow = ANY(%s)", list(caller.flows))
+
+
+def _rows(
+    tables: str, where: _Where, *, order: list[tuple[str, str, str]], select: str, cursor: str | None, limit: int
+) -> tuple[list[tuple[Json, Json]], str | None, int]:
+    """(rows, next, total) of one statement. `order` is [(column, type, ASC or DESC)], the last one unique."""
+    columns = ", ".join(f"{column} AS o{i}" for i, (column, _, _) in enumerate(order))
+    by = ", ".join(f"o{i} {direction}" for i, (_, _, direction) in enumerate(order))
+    params = list(where.params)
+    after = ""
+    if cursor:
+        place = _place(cursor, len(order))
+        sign = ">" if order[0][2] == "ASC" else "<"
+        names = ", ".join(f"o{i}" for i in range(len(order)))
+        values = ", ".join(f"%s::{kind}" for _, kind, _ in order)
+        after = f"WHERE ({names}) {sign} ({values})"
+        params += place
+    statement = (
+        f"WITH f AS (SELECT {select}, {columns} FROM {tables} WHERE {where.sql()})"
+        " SELECT (SELECT count(*) FROM f),"
+        f" (SELECT jsonb_agg(to_jsonb(p)) FROM (SELECT * FROM f {after} ORDER BY {by} LIMIT {limit + 1}) p)"
+    )
+    with connection.cursor() as db:
+        try:
+            db.execute(statement, params)
+        except Exception as error:
+            if cursor and type(error).__name__ in ("DataError",):
+                raise invalid("/cursor", "Use the `next` of the page before.") from None
+            raise
+        total, found = db.fetchone()
+    rows = msgspec.json.decode(found) if isinstance(found, str) else found or []
+    more = None
+    if len(rows) > limit:
+        rows = rows[:limit]
+        more = _cursor([str(rows[-1][f"o{i}"]) for i in range(len(order))])
+    return rows, more, total
+
+
+def _pinned(run: Run) -> FlowPolicy:
+    return projections.policy_of(run.workspace_id, run.flow, run.policy)
+
+
+def _run_item(caller: Caller, row: Json) -> Json:
+    run = msgspec.convert(row, Run)
+    policy = _pinned(run)
+    shape = {
+        **shapes.run_brief(run),
+        "flow_title": policy.title or run.flow,
+        "verdict": {"outcome": run.outcome, "reasons": run.reasons},
+    }
+    return dict(seal.mask(shape, covers(caller, run.workspace_id, policy)))
+
+
+def _wait_item(caller: Caller, row: Json, run: Run) -> Json:
+    wait = msgspec.convert(seal.unseal(row, row.get("sealed")), Wait)
+    secrets = not caller.is_person or caller.may(run.workspace_id, "operator")
+    shape = shapes.wait(wait, callback_base=settings.PUBLIC_URL, secrets=secrets)
+    return dict(seal.mask(shape, covers(caller, run.workspace_id, _pinned(run))))
+
+
+def _searched(where: _Where, text: str) -> None:
+    """Free text: titles, external ids, asks, and what was touched outside."""
+    like = _like(text)
+    where.add(
+        "r.title ILIKE %s OR r.external_id ILIKE %s OR EXISTS (SELECT 1 FROM rehydrate_wait s WHERE s.run_id = r.id"
+        " AND s.ask->>'summary' ILIKE %s) OR EXISTS (SELECT 1 FROM rehydrate_effect s WHERE s.run_id = r.id AND"
+        " s.resource ILIKE %s) OR EXISTS (SELECT 1 FROM rehydrate_externalref s WHERE s.run_id = r.id AND s.ref_id ILIKE %s)",
+        like,
+        like,
+        like,
+        like,
+        like,
+    )
+
+
+def _outside(where: _Where, column: str, reference: str, value: str) -> None:
+    where.add(
+        f"EXISTS (SELECT 1 FROM rehydrate_effect s WHERE s.run_id = r.id AND s.{column} = %s)"
+        f" OR EXISTS (SELECT 1 FROM rehydrate_externalref s WHERE s.run_id = r.id AND s.{reference} = %s)",
+        value,
+        value,
+    )
+
+
+def _run_filters(where: _Where, filters: Json) -> None:
+    for name in ("status", "flow", "stage", "external_id"):
+        if name in filters:
+            where.add(f"r.{name} = %s", filters[name])
+    if "q" in filters:
+        _searched(where, filters["q"])
+    if "system" in filters:
+        _outside(where, "system", "system", filters["system"])
+    if "resource" in filters:
+        _outside(where, "resource", "ref_id", filters["resource"])
+    if "label" in filters:
+        key, _, value = str(filters["label"]).partition("=")
+        if value:
+            where.add("r.labels ->> %s = %s", key, value)
+        else:
+            where.add("jsonb_exists(r.labels, %s)", key)
+    if "older_than" in filters:
+        where.add("r.status_since < clock_timestamp() - make_interval(secs => %s)", _age(str(filters["older_than"])))
+
+
+def _age(text: str) -> int:
+    from rehydrate.core.policy import seconds
+
+    try:
+        return int(text) if text.isdigit() and len(text) < 11 else seconds(text)
+    except ValueError:
+        raise invalid("/older_than", "Write a number of seconds, or a number and s, m, h, d or w.") from None
+
+
+_NEWEST: Final = [("r.created_at", "timestamptz", "DESC"), ("r.id", "uuid", "DESC")]
+
+
+def list_runs(caller: Caller, *, filters: Json, cursor: str | None, limit: int) -> Json:
+    """Runs, newest first."""
+    where = _Where()
+    _walls(where, caller)
+    _run_filters(where, filters)
+    rows, more, total = _rows(
+        "rehydrate_run r", where, order=_NEWEST, select="to_jsonb(r) AS run", cursor=cursor, limit=limit
+    )
+    return {"results": [_run_item(caller, row["run"]) for row in rows], "next": more, "total": total}
+
+
+_SOONEST: Final = [("w.due_at", "timestamptz", "ASC"), ("w.id", "uuid", "ASC")]
+_BOTH: Final = "to_jsonb(w) AS wait, to_jsonb(r) AS run"
+_TABLES: Final = "rehydrate_wait w JOIN rehydrate_run r ON r.id = w.run_id"
+
+
+def list_waits(caller: Caller, *, filters: Json, cursor: str | None, limit: int) -> Json:
+    """Waits, those with the soonest deadline first; `status` is open when left out."""
+    where = _Where()
+    _walls(where, caller)
+    status = filters.get("status", "open")
+    if status != "all":
+        where.add("w.status = %s", status)
+    if "run" in filters:
+        where.add("r.id = %s", _id(str(filters["run"]), "run"))
+    for name in ("flow",):
+        if name in filters:
+            where.add(f"r.{name} = %s", filters[name])
+    for name in ("name", "kind"):
+        if name in filters:
+            where.add(f"w.{name} = %s", filters[name])
+    if "group" in filters:
+        where.add("jsonb_exists(w.groups, %s)", filters["group"])
+    if "resource" in filters:
+        _outside(where, "resource", "ref_id", str(filters["resource"]))
+    if "due_before" in filters:
+        where.add("w.due_at < %s", filters["due_before"])
+    if "q" in filters:
+        _searched(where, str(filters["q"]))
+    if filters.get("mine") == "1" and caller.is_person:
+        _may_decide(where, caller)
+    rows, more, total = _rows(_TABLES, where, order=_SOONEST, select=_BOTH, cursor=cursor, limit=limit)
+    results = [_wait_item(caller, row["wait"], msgspec.convert(row["run"], Run)) for row in rows]
+    return {"results": results, "next": more, "total": total}
+
+
+def _groups_of(caller: Caller) -> list[tuple[str, str]]:
+    """(workspace, group) of a person, of groups with a role that may decide."""
+    with connection.cursor() as db:
+        db.execute(
+            "SELECT g.workspace_id, g.name FROM rehydrate_membership m JOIN rehydrate_group g ON g.id = m.group_id"
+            " WHERE m.user_id = %s",
+            [caller.user_id],
+        )
+        return [(str(workspace), name) for workspace, name in db.fetchall()]
+
+
+def _may_decide(where: _Where, caller: Caller) -> None:
+    """Open asks that this person may decide, and has not voted on. One who is in no group of a workspace decides nothing there."""
+    ways: list[str] = []
+    params: list[Any] = []
+    mine = _groups_of(caller)
+    for workspace in caller.workspaces:
+        names = [name for place, name in mine if place == workspace]
+        if names and caller.may(workspace, "reviewer"):
+            ways.append("(r.workspace_id = %s AND (w.groups = '[]'::jsonb OR jsonb_exists_any(w.groups, %s)))")
+            params += [UUID(workspace), names]
+    where.add(" OR ".join(ways) or "FALSE", *params)
+    where.add("w.kind = 'approval' AND w.status = 'open'")
+    where.add(
+        "NOT (coalesce((w.policy->>'exclude_requester')::boolean, TRUE) AND"
+        " (coalesce(r.requested_by, '') = %s OR coalesce(r.opened_by, '') = %s))",
+        caller.id,
+        caller.id,
+    )
+    where.add("NOT w.votes @> jsonb_build_array(jsonb_build_object('by', %s::text))", caller.id)
+
+
+# -- the inbox ---------------------------------------------------------------------------------------------------------------
+
+SCOPES: Final = ("mine", "available", "overdue", "review", "unknown", "taken_over", "decided")
+_WAIT_SCOPES: Final = ("mine", "available", "decided")
+
+
+def _scope(where: _Where, caller: Caller, scope: str) -> str:
+    """Adds a scope's condition; the tables it reads."""
+    _walls(where, caller)
+    if scope == "mine":
+        where.add("w.status = 'open' AND (w.claimed_by = %s OR w.assigned_to = %s)", caller.id, caller.id)
+    elif scope == "available":
+        _may_decide(where, caller)
+        where.add("w.claimed_by IS NULL OR w.claimed_by = %s", caller.id)
+    elif scope == "decided":
+        where.add("w.decision IS NOT NULL AND w.closed_at IS NOT NULL")
+    elif scope == "overdue":
+        late = [{"code": code} for code in ("timeout_undetermined", "timed_out")]
+        where.add(
+            "r.unclaimed_at IS NOT NULL OR (r.status = 'review' AND (r.reasons @> %s OR r.reasons @> %s))",
+            msgspec.json.encode(late[:1]).decode(),
+            msgspec.json.encode(late[1:]).decode(),
+        )
+    elif scope == "review":
+        where.add("r.status = 'review'")
+    elif scope == "unknown":
+        where.add(
+            "r.ended_at IS NULL AND EXISTS (SELECT 1 FROM rehydrate_effect e WHERE e.run_id = r.id AND"
+            " e.state IN ('unknown', 'compensation_unknown'))"
+        )
+    elif scope == "taken_over":
+        where.add("r.status = 'taken_over'")
+    else:
+        raise invalid("/scope", f"A scope is one of {', '.join(SCOPES)}.")
+    return _TABLES if scope in _WAIT_SCOPES else "rehydrate_run r"
+
+
+def inbox_counts(caller: Caller) -> dict[str, int]:
+    """How many items each scope has: the totals of the lists, in one statement."""
+    parts: list[str] = []
+    params: list[Any] = []
+    for scope in SCOPES:
+        where = _Where()
+        tables = _scope(where, caller, scope)
+        parts.append(f"(SELECT count(*) FROM {tables} WHERE {where.sql()})")
+        params += where.params
+    with connection.cursor() as db:
+        db.execute("SELECT " + ", ".join(parts), params)
+        return dict(zip(SCOPES, db.fetchone(), strict=True))
+
+
+def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limit: int) -> Json:
+    """`{results: [{wait, run}], next, total}`: what a scope holds, the most urgent first; `wait` is null for a run's own item."""
+    where = _Where()
+    tables = _scope(where, caller, scope)
+    if filters.get("flow"):
+        where.add("r.flow = %s", filters["flow"])
+    if filters.get("q"):
+        _searched(where, str(filters["q"]))
+    if filters.get("risk"):
+        where.add("w.risk = %s" if scope in _WAIT_SCOPES else "TRUE OR %s IS NULL", filters["risk"])
+    if scope in _WAIT_SCOPES:
+        order = _SOONEST
+        if scope == "decided":
+            order = [("w.closed_at", "timestamptz", "DESC"), ("w.id", "uuid", "DESC")]
+        rows, more, total = _rows(tables, where, order=order, select=_BOTH, cursor=cursor, limit=limit)
+        results = [
+            {
+                "wait": _wait_item(caller, row["wait"], msgspec.convert(row["run"], Run)),
+                "run": _run_item(caller, row["run"]),
+            }
+            for row in rows
+        ]
+    else:
+        select = (
+            "to_jsonb(r) AS run, (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id"
+            " AND e.state IN ('unknown', 'compensation_unknown')) AS effects"
+        )
+        order = [("coalesce(r.status_since, r.created_at)", "timestamptz", "ASC"), ("r.id", "uuid", "ASC")]
+        rows, more, total = _rows(tables, where, order=order, select=select, cursor=cursor, limit=limit)
+        results = []
+        for row in rows:
+            item = _run_item(caller, row["run"])
+            item["effects"] = [shapes.effect(e) for e in projections.structs(row["effects"], Effect)]
+            run = msgspec.convert(row["run"], Run)
+            results.append({"wait": None, "run": seal.mask(item, covers(caller, run.workspace_id, _pinned(run)))})
+    return {"results": results, "next": more, "total": total}
+
+
+# -- signals ---------------------------------------------------------------------------------------------------------------------
+
+
+def list_signals(caller: Caller, *, filters: Json, cursor: str | None, limit: int) -> Json:
+    """Signals, newest first."""
+    from rehydrate import signals
+    from rehydrate.models import Signal
+
+    where = _Where()
+    where.add("s.workspace_id = ANY(%s)", [UUID(workspace) for workspace in caller.workspaces])
+    if caller.kind == "agent" and "*" not in caller.flows:
+        where.add("s.sender = %s", caller.id)
+    for name in ("state", "name"):
+        if name in filters:
+            where.add(f"s.{name} = %s", filters[name])
+    order = [("s.received_at", "timestamptz", "DESC"), ("s.id", "uuid", "DESC")]
+    rows, more, total = _rows("rehydrate_signal s", where, order=order, select="s.id AS id", cursor=cursor, limit=limit)
+    found = Signal.objects.in_bulk([UUID(row["id"]) for row in rows])
+    return {"results": [signals.shape(found[UUID(row["id"])]) for row in rows], "next": more, "total": total}

@@ -1,0 +1,772 @@
+"""One function for each operation, for the API and the console alike: who may, then the ledger. Dicts in the contract's shapes."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import UUID
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+
+from rehydrate import claims, clock, ledger, seal, selectors, shapes, signals
+from rehydrate.callers import Caller
+from rehydrate.core import commands as cmd
+from rehydrate.core import decide as core
+from rehydrate.core import effects, verdict, waiting
+from rehydrate.core import events as ev
+from rehydrate.core.canonical import digest, fingerprint, same_digest
+from rehydrate.core.draft import Draft, excluded
+from rehydrate.core.parsing import lenient_receipt, parse_event
+from rehydrate.core.refusals import Refusal, invalid, not_found
+from rehydrate.core.state import Run, State
+from rehydrate.core.state import Wait as WaitState
+from rehydrate.models import CheckpointState, Signal, Wait
+
+Json = dict[str, Any]
+
+#: How often a long poll looks again.
+POLL_SECONDS: Final = 0.2
+
+
+# -- who may ------------------------------------------------------------------------------------------------------------
+
+
+def _sees(caller: Caller) -> Callable[[Run], None]:
+    """What the caller may not see is not there."""
+
+    def check(run: Run) -> None:
+        if not caller.sees(run.workspace_id, run.flow):
+            raise not_found("run")
+
+    return check
+
+
+def _agent_only(caller: Caller) -> None:
+    if caller.kind != "agent":
+        raise Refusal("forbidden", "This is for agents: use an agent's key.")
+
+
+def _holds(caller: Caller, role: str) -> Callable[[Run], None]:
+    """A person with this role in the run's workspace."""
+
+    def check(run: Run) -> None:
+        _sees(caller)(run)
+        if not caller.is_person:
+            raise Refusal("agents_cannot_decide", "Agents never decide: this needs a person.")
+        if not caller.may(run.workspace_id, role):
+            raise Refusal("forbidden", f"This needs the role {role} in this workspace.")
+
+    return check
+
+
+def _not_requester(draft: Draft) -> None:
+    """Rule 11: for clear, retry, reconcile and hand-back, too, where the flow excludes the requester."""
+    rules = draft.pinned.wait.values()
+    exclude = any(rule.exclude_requester for rule in rules) if rules else True
+    if draft.ctx.actor.id in excluded(draft.run, None, exclude=exclude):
+        raise Refusal("self_approval", "Whoever requested this run may not settle it: somebody else must.")
+
+
+def _uuid(text: str, what: str) -> str:
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise not_found(what) from None
+
+
+def _reveal(draft: Draft, caller: Caller, value: Any) -> Any:
+    """Secret fields are covered for people who are no auditors; an agent sees what it works with."""
+    if not caller.is_person or caller.may(draft.run.workspace_id, "auditor"):
+        return value
+    return seal.mask(value, seal.tails(draft.policy.secret))
+
+
+# -- agents -----------------------------------------------------------------------------------------------------------------
+
+
+def open_run(caller: Caller, body: cmd.OpenRun) -> tuple[Json, bool]:
+    """Open a run, or find the one with this external id. The answer, and whether it is new."""
+    _agent_only(caller)
+    (workspace,) = caller.workspaces
+    if not caller.sees(workspace, body.flow):
+        raise Refusal("forbidden", f"This key may not use the flow {body.flow}.")
+    for _ in range(2):
+        known = selectors.find_run(workspace, body.flow, body.external_id)
+        if known is not None:
+            return _known_run(caller, known, body), False
+        events = [parse_event(raw, i) for i, raw in enumerate(body.events)]
+
+        def work(draft: Draft, events: list[cmd.AgentEvents] = events) -> None:
+            core.open_run(draft, body, workspace=workspace, owner=caller.owner)
+            epoch = draft.run.epoch
+            for i, event in enumerate(events):
+                core.require_lease(draft, epoch)
+                core.append(draft, event, pointer=f"/events/{i}", last=i == len(events) - 1)
+            if body.holder is None and draft.run.leased:
+                core.release(draft, cmd.Release(epoch=epoch))
+
+        try:
+            with transaction.atomic():
+                _, draft = ledger.create(
+                    workspace=workspace,
+                    flow=body.flow,
+                    actor=caller.actor(),
+                    work=work,
+                    after=lambda draft, events=events: _keep_state(draft, events),  # type: ignore[misc]
+                )
+        except IntegrityError:
+            continue  # another opened it at the same instant: answer with that one
+        state = draft.state
+        found = verdict.assess(state, draft.pinned, draft.now)
+        whole = shapes.run_whole(
+            state, found, list(state.refs.values()), list(state.decisions.values()), callback_base=settings.PUBLIC_URL
+        )
+        return {"run": whole, "lease": shapes.lease(state.run)}, True
+    raise Refusal("unavailable", "Two requests opened this run at once: try again.")
+
+
+def _known_run(caller: Caller, run_id: str, body: cmd.OpenRun) -> Json:
+    run = selectors.get_run(caller, run_id)
+    given = same_digest(body.input.digest) if body.input and body.input.digest is not None else None
+    known = run["input"]["digest"]
+    if given is not None and known is not None and given != known:
+        raise Refusal(
+            "run_conflict",
+            f"{body.external_id} is open with another input: use another external id, or rehydrate that run.",
+            run={"id": run["id"], "status": run["status"], "input": run["input"]},
+            run_status=run["status"],
+        )
+    return {"run": run, "lease": None}
+
+
+def _keep_state(draft: Draft, events: list[cmd.AgentEvents]) -> None:
+    """An agent's opaque state, encrypted, beside the checkpoint's event, which holds its digest."""
+    states = [event.state for event in events if isinstance(event, cmd.Checkpoint) and event.state is not None]
+    if not states:
+        return
+    made = [
+        rec for rec in draft.recorded if isinstance(rec.fact, ev.Checkpointed) and rec.fact.state_digest is not None
+    ]
+    for recorded, value in zip(made, states, strict=True):
+        assert isinstance(recorded.fact, ev.Checkpointed)
+        CheckpointState.objects.create(
+            run_id=draft.run.id, seq=recorded.seq, digest=recorded.fact.state_digest, sealed=seal.encrypt(value)
+        )
+
+
+def append_events(caller: Caller, run_id: str, body: cmd.Append) -> Json:
+    """Append a batch: all or nothing, but receipts (rule 9)."""
+    _agent_only(caller)
+    run_id = _uuid(run_id, "run")
+    parsed: list[cmd.AgentEvents] = []
+    bad: Refusal | None = None
+    receipts: list[tuple[cmd.EffectExecuted | cmd.EffectFailed, bool] | None] = []
+    for i, raw in enumerate(body.events):
+        receipts.append(lenient_receipt(raw))
+        try:
+            parsed.append(parse_event(raw, i))
+        except Refusal as refusal:
+            receipt = receipts[-1]
+            if receipt is not None and refusal.code in ("invalid", "too_large"):
+                parsed.append(receipt[0])  # text that cannot be held is cleaned, and the receipt is kept
+            else:
+                bad = bad or refusal
+    answer: list[tuple[ev.Recorded | None, str | None]] = []
+
+    def work(draft: Draft) -> None:
+        answer.clear()
+        if _only_late_receipts(draft, body.epoch, receipts, bad):
+            for i, receipt in enumerate(receipts):
+                assert receipt is not None
+                answer.append(_receipt(draft, receipt, body.epoch, f"/events/{i}"))
+            return
+        core.require_lease(draft, body.epoch)
+        if bad is not None:
+            raise bad
+        for i, event in enumerate(parsed):
+            pointer = f"/events/{i}"
+            receipt = receipts[i]
+            if receipt is not None and receipt[1]:
+                answer.append(_receipt(draft, receipt, body.epoch, pointer))
+            else:
+                answer.append(core.append(draft, event, pointer=pointer, last=i == len(parsed) - 1))
+        draft.renew()
+
+    def rescue(draft: Draft, refusal: Refusal) -> None:
+        kept = []
+        for i, receipt in enumerate(receipts):
+            if receipt is None:
+                continue
+            mark = draft.state, len(draft.recorded)
+            try:
+                recorded, key = _receipt(draft, receipt, body.epoch, f"/events/{i}")
+            except Refusal:
+                draft.rewind(*mark)
+                continue
+            effect = shapes.effect(draft.state.effects[key or ""])
+            kept.append({"key": key, "type": ev.type_of(recorded.fact) if recorded else None, "state": effect["state"]})
+        if kept:
+            refusal.extra["recorded"] = kept
+
+    named = _named([*parsed, *(receipt[0] for receipt in receipts if receipt is not None)])
+    _, draft = ledger.change(
+        run_id,
+        work,
+        actor=caller.actor(),
+        operation="append",
+        full=False,
+        check=_sees(caller),
+        rescue=rescue,
+        after=lambda draft: _keep_state(draft, parsed),
+        **named,
+    )
+    return _appended(draft, answer)
+
+
+def _only_late_receipts(draft: Draft, epoch: int, receipts: list[Any], bad: Refusal | None) -> bool:
+    run = draft.run
+    live = run.leased and run.epoch == epoch and not run.ended
+    return not live and bad is None and all(receipt is not None for receipt in receipts)
+
+
+def _receipt(
+    draft: Draft, receipt: tuple[cmd.EffectExecuted | cmd.EffectFailed, bool], epoch: int, pointer: str
+) -> tuple[ev.Recorded | None, str]:
+    """Rule 9: from the live lease, or from the epoch that started the effect, whatever became of the lease or the run."""
+    event, sanitised = receipt
+    run = draft.run
+    live = run.leased and run.epoch == epoch and not run.ended
+    effect = draft.state.effects.get(event.key)
+    granted = 1 <= epoch <= run.epoch
+    if not live and (not granted or (effect is not None and effect.started_epoch not in (0, epoch))):
+        core.require_lease(draft, epoch)
+    if isinstance(event, cmd.EffectExecuted):
+        return effects.executed(draft, event, pointer, late=not live, sanitised=sanitised), event.key
+    return effects.failed(draft, event, late=not live, sanitised=sanitised), event.key
+
+
+def _named(events: list[cmd.AgentEvents]) -> dict[str, list[str]]:
+    """What a batch names, so that only that is loaded: effects by key and by what they would do, waits by key."""
+    keys: list[str] = []
+    prints: list[str] = []
+    wait_keys: list[str] = []
+
+    def planned(given: Any) -> None:
+        keys.append(given.key)
+        if getattr(given, "system", None) is not None and given.action is not None:
+            args = digest(given.arguments) if given.arguments is not None else given.arguments_digest
+            prints.append(
+                fingerprint(
+                    system=given.system,
+                    action=given.action,
+                    resource=given.resource,
+                    amount=effects.amount_of(given.amount),
+                    arguments_digest=same_digest(args) if args is not None else None,
+                )
+            )
+
+    for event in events:
+        specs = (
+            event.waits if isinstance(event, cmd.Paused) else [event.wait] if isinstance(event, cmd.WaitOpened) else []
+        )
+        for spec in specs:
+            wait_keys += [text for text in (spec.key, spec.name) if text]
+            if spec.ask is not None and spec.ask.effect is not None:
+                planned(spec.ask.effect)
+        if isinstance(event, cmd.EffectPlanned | cmd.EffectExecuted):
+            planned(event)
+        elif (key := getattr(event, "key", None)) is not None:
+            keys.append(key)
+    return {"keys": keys, "prints": prints, "wait_keys": wait_keys}
+
+
+def _appended(draft: Draft, answer: list[tuple[ev.Recorded | None, str | None]]) -> Json:
+    state = draft.state
+    started = {rec.fact.key for rec in draft.recorded if isinstance(rec.fact, ev.EffectStarted | ev.EffectCompensating)}
+    touched = list(dict.fromkeys(key for _, key in answer if key is not None))
+    opened: list[str] = []
+    for recorded in draft.recorded:
+        if isinstance(recorded.fact, ev.RunPaused):
+            opened += [wait["id"] for wait in recorded.fact.waits]
+        elif isinstance(recorded.fact, ev.WaitOpened):
+            opened.append(recorded.fact.wait["id"])
+    waits = [wait for wait_id in opened if (wait := state.wait_by_id(wait_id)) is not None]
+    return {
+        "run": shapes.run_brief(state.run),
+        "events": [_noted(state, recorded, key) for recorded, key in answer],
+        "effects": [
+            {**shapes.effect(state.effects[key]), "granted": key in started} for key in touched if key in state.effects
+        ],
+        "waits": [shapes.wait(wait, callback_base=settings.PUBLIC_URL) for wait in waits],
+        "lease": shapes.lease(state.run),
+    }
+
+
+def _noted(state: State, recorded: ev.Recorded | None, key: str | None) -> Json:
+    """An event of the batch in its place; one that stood already is told with the place of its plan."""
+    if recorded is not None:
+        return {"seq": recorded.seq, "type": ev.type_of(recorded.fact), "at": shapes.instant(recorded.at), "key": key}
+    effect = state.effects.get(key or "")
+    return {
+        "seq": effect.planned_seq if effect else None,
+        "type": "effect.planned",
+        "at": shapes.instant(effect.planned_at) if effect else None,
+        "key": key,
+    }
+
+
+def heartbeat(caller: Caller, run_id: str, body: cmd.Heartbeat) -> Json:
+    _agent_only(caller)
+    _, draft = ledger.change(
+        _uuid(run_id, "run"),
+        lambda draft: core.heartbeat(draft, body),
+        actor=caller.actor(),
+        operation="heartbeat",
+        full=False,
+        check=_sees(caller),
+    )
+    return {"lease": shapes.lease(draft.run), "run": shapes.run_brief(draft.run)}
+
+
+def release(caller: Caller, run_id: str, body: cmd.Release) -> Json:
+    _agent_only(caller)
+    _, draft = ledger.change(
+        _uuid(run_id, "run"),
+        lambda draft: core.release(draft, body),
+        actor=caller.actor(),
+        operation="release",
+        full=False,
+        check=_sees(caller),
+    )
+    return {"run": shapes.run_brief(draft.run)}
+
+
+def recall(caller: Caller, run_id: str, body: cmd.Recall) -> Json:
+    _agent_only(caller)
+    found, draft = ledger.change(
+        _uuid(run_id, "run"),
+        lambda draft: core.recall(draft, body),
+        actor=caller.actor(),
+        operation="recall",
+        check=_sees(caller),
+    )
+    return _envelope(draft, found)
+
+
+def rehydrate_run(caller: Caller, run_id: str, body: cmd.Rehydrate) -> Json:
+    """The envelope: what must happen now, and the lease where the run may go on."""
+    _agent_only(caller)
+    found, draft = ledger.change(
+        _uuid(run_id, "run"),
+        lambda draft: core.rehydrate(draft, body),
+        actor=caller.actor(),
+        operation="rehydrate",
+        check=_sees(caller),
+    )
+    return _envelope(draft, found)
+
+
+def _envelope(draft: Draft, found: verdict.Verdict) -> Json:
+    refs, decisions = selectors.refs_and_decisions(draft.run.id)
+    opaque = None
+    if draft.run.checkpoint is not None and draft.run.checkpoint.get("has_state"):
+        kept = CheckpointState.objects.filter(run_id=draft.run.id, seq=draft.run.checkpoint["seq"]).first()
+        opaque = seal.decrypt(bytes(kept.sealed)) if kept is not None else None
+    return shapes.envelope(draft.state, found, refs, decisions, opaque=opaque, callback_base=settings.PUBLIC_URL)
+
+
+def claim(caller: Caller, body: cmd.Claim) -> Json | None:
+    """The next ready run of some flows with its lease, waiting up to `wait` seconds for one; None when there is none."""
+    _agent_only(caller)
+    (workspace,) = caller.workspaces
+    flows = None if body.flows == ["*"] and "*" in caller.flows else tuple(body.flows)
+    for flow in flows or ():
+        if not caller.sees(workspace, flow):
+            raise Refusal("forbidden", f"This key may not use the flow {flow}.")
+    end = time.monotonic() + body.wait
+    while True:
+        envelope = _claim_once(caller, workspace, flows, body)
+        if envelope is not None or time.monotonic() >= end:
+            return envelope
+        time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
+
+
+def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, body: cmd.Claim) -> Json | None:
+    passed: list[str] = []
+    caught_up = False
+    while True:
+        with transaction.atomic():
+            run_id = claims.next_claimable(workspace, flows, body.agent, passed)
+            if run_id is not None:
+                found, draft = ledger.change(
+                    run_id, lambda draft: core.claim(draft, body), actor=caller.actor(), operation="claim"
+                )
+                if found is not None:
+                    return _envelope(draft, found)
+                passed.append(run_id)
+                continue
+        if caught_up:
+            return None
+        # Rule 6: a lapsed lease or a due timer counts even if no sweeper came by yet.
+        due = claims.overdue(workspace, 20, flows)
+        if not due or ledger.catch_up(due) == 0:
+            return None
+        caught_up = True
+
+
+# -- signals ------------------------------------------------------------------------------------------------------------------
+
+
+def send_signal(caller: Caller, body: cmd.Signal) -> Json:
+    """Store a signal, then match it to one wait at most (rule 7)."""
+    _agent_only(caller)
+    (workspace,) = caller.workspaces
+    aimed = [body.run is not None, body.flow is not None or body.external_id is not None, body.correlation is not None]
+    if not any(aimed):
+        raise invalid("/run", "Say whom it is for: run, or flow and external_id, or correlation.")
+    if aimed[0] and aimed[1]:
+        raise invalid("/run", "Say it once: run, or flow and external_id.")
+    if (body.flow is None) != (body.external_id is None):
+        raise invalid("/external_id" if body.external_id is None else "/flow", "flow and external_id go together.")
+    if body.flow is not None and not caller.sees(workspace, body.flow):
+        raise Refusal("forbidden", f"This key may not use the flow {body.flow}.")
+    run_id = None
+    if body.run is not None:
+        run_id = _uuid(body.run, "run")
+        selectors.require_visible(caller, run_id)
+    signal = Signal(
+        workspace_id=workspace,
+        sender=caller.id,
+        sender_id=body.id,
+        name=body.name,
+        flows=list(caller.flows),
+        run_id=run_id,
+        flow=body.flow,
+        external_id=body.external_id,
+        correlation=body.correlation,
+        payload=body.payload,
+        occurred_at=body.occurred_at,
+        sequence=body.sequence,
+        state="received",
+    )
+    return receive(signal)
+
+
+def receive(signal: Signal) -> Json:
+    """Store (in a transaction of its own, so that it is never lost) and match."""
+    with transaction.atomic():
+        places = signals.targets(flow=signal.flow, external_id=signal.external_id, correlation=signal.correlation)
+        signals.lock(str(signal.workspace_id), signal.name, places)
+        signal.received_at = clock.now()
+        try:
+            with transaction.atomic():
+                signal.save(force_insert=True)
+        except IntegrityError:
+            first = Signal.objects.get(
+                workspace_id=signal.workspace_id, sender=signal.sender, sender_id=signal.sender_id
+            )
+            return {
+                "signal_id": str(first.pk),
+                "state": "duplicate",
+                "matched": [str(first.wait_id)] if first.wait_id else [],
+            }
+    return match_signal(signal)
+
+
+def match_signal(signal: Signal) -> Json:
+    """Find the one open wait that the stored signal fits. Safe to repeat."""
+    while True:
+        found = signals.candidates(signal)
+        still_open = [wait for wait in found if wait.status == "open"]
+        if signals.newer_known(signal):
+            return _unmatched(signal, "superseded", found)
+        if len(still_open) > 1:
+            ids = [str(wait.pk) for wait in still_open]
+            _unmatched(signal, "ambiguous", still_open)
+            raise Refusal(
+                "ambiguous_signal",
+                "Several open waits fit: it is kept, and a person says which one it is for.",
+                signal_id=str(signal.pk),
+                candidates=ids,
+            )
+        if not still_open:
+            ended = signal.run_id is not None and not found and selectors.is_ended(str(signal.run_id))
+            return _unmatched(signal, "late" if found or ended else "buffered", found)
+        (wait,) = still_open
+        if _answer(signal, str(wait.run_id), str(wait.pk)):
+            return {"signal_id": str(signal.pk), "state": "matched", "matched": [str(wait.pk)]}
+
+
+def _answer(signal: Signal, run_id: str, wait_id: str, *, actor: Json | None = None) -> bool:
+    """Answer the wait with the signal, if it is still open once its run is locked."""
+
+    def work(draft: Draft) -> bool:
+        wait = draft.state.wait_by_id(wait_id)
+        if wait is None or not wait.open:
+            return False
+        waiting.answer_by_signal(draft, wait, signals.as_answer(signal))
+        signals.matched(signal, run_id, wait_id)
+        return True
+
+    by = actor or {"kind": "system", "id": signal.sender, "name": signal.sender}
+    answered, _ = ledger.change(run_id, work, actor=by, operation="signal", wait_ids=[wait_id])
+    return answered
+
+
+def _unmatched(signal: Signal, state: str, found: list[Wait]) -> Json:
+    """Kept, and resumes nothing; the run it would have been for has it in its history."""
+    signals.set_state(signal, state, found=[str(wait.pk) for wait in found if wait.status == "open"])
+    runs = {str(wait.run_id) for wait in found} or ({str(signal.run_id)} if signal.run_id else set())
+    if state != "buffered" and len(runs) == 1:
+        fact = ev.SignalNoted(signal=signals.as_answer(signal), state=state)
+        by = {"kind": "system", "id": signal.sender, "name": signal.sender}
+        ledger.change(runs.pop(), lambda draft: draft.add(fact), actor=by, operation="signal")
+    return {"signal_id": str(signal.pk), "state": state, "matched": []}
+
+
+def receive_hook(token: str, payload: Any, webhook_id: str) -> Json:
+    """What came in at a callback wait's own address; `webhook_id` tells it from its repetitions."""
+    wait = Wait.objects.filter(token=token).select_related("run").first()
+    if wait is None:
+        raise not_found("address")
+    signal = Signal(
+        workspace_id=wait.run.workspace_id,
+        sender=f"hook:{wait.pk}",
+        sender_id=webhook_id[:200],
+        name=wait.name,
+        flows=["*"],
+        run_id=wait.run_id,
+        payload=payload,
+        state="received",
+    )
+    with transaction.atomic():
+        signal.received_at = clock.now()
+        try:
+            with transaction.atomic():
+                signal.save(force_insert=True)
+        except IntegrityError:
+            first = Signal.objects.get(
+                workspace_id=signal.workspace_id, sender=signal.sender, sender_id=signal.sender_id
+            )
+            return {
+                "signal_id": str(first.pk),
+                "state": "duplicate",
+                "matched": [str(first.wait_id)] if first.wait_id else [],
+            }
+        if _answer(signal, str(wait.run_id), str(wait.pk)):
+            return {"signal_id": str(signal.pk), "state": "matched", "matched": [str(wait.pk)]}
+        return _unmatched(signal, "late", [wait])
+
+
+def assign_signal(caller: Caller, signal_id: str, body: cmd.AssignSignal) -> Json:
+    """A person says which wait an ambiguous, late or buffered signal is for."""
+    signal = Signal.objects.filter(pk=_uuid(signal_id, "signal"), workspace_id__in=list(caller.workspaces)).first()
+    if signal is None:
+        raise not_found("signal")
+    wait = (
+        Wait.objects.filter(pk=_uuid(body.wait, "wait"), run__workspace_id=signal.workspace_id)
+        .select_related("run")
+        .first()
+    )
+    if wait is None:
+        raise invalid("/wait", "There is no such wait.")
+    _person(caller, str(signal.workspace_id), "operator")
+    if signal.state == "matched":
+        raise Refusal("wait_closed", "This signal has answered a wait already.", signal_id=str(signal.pk))
+    if wait.kind not in ("callback", "signal"):
+        raise invalid("/wait", "A signal answers callbacks and signals only.")
+    if not _answer(signal, str(wait.run_id), str(wait.pk), actor=caller.actor()):
+        raise Refusal(
+            "wait_closed", "This wait needs no answer any more.", wait=selectors.get_wait(caller, str(wait.pk))
+        )
+    return {"signal_id": str(signal.pk), "state": "matched", "matched": [str(wait.pk)]}
+
+
+def _person(caller: Caller, workspace: str, role: str) -> None:
+    if not caller.is_person:
+        raise Refusal("agents_cannot_decide", "Agents never decide: this needs a person.")
+    if not caller.may(workspace, role):
+        raise Refusal("forbidden", f"This needs the role {role} in this workspace.")
+
+
+# -- people and waits -----------------------------------------------------------------------------------------------------------
+
+
+def _wait_change(
+    caller: Caller, wait_id: str, operation: str, role: str, work: Callable[[Draft, WaitState], Any]
+) -> tuple[Any, Draft, str]:
+    wait_id = _uuid(wait_id, "wait")
+    run_id = selectors.run_of_wait(caller, wait_id)
+    if not caller.is_person:
+        _refused_agent(caller, run_id, wait_id, operation)
+
+    def act(draft: Draft) -> Any:
+        wait = draft.state.wait_by_id(wait_id)
+        if wait is None:
+            raise not_found("wait")
+        return work(draft, wait)
+
+    result, draft = ledger.change(
+        run_id, act, actor=caller.actor(), operation=operation, check=_holds(caller, role), wait_ids=[wait_id]
+    )
+    return result, draft, wait_id
+
+
+def _refused_agent(caller: Caller, run_id: str, subject: str, operation: str) -> None:
+    """Rule 11 and rule 14: an agent that tries to decide is refused, and that is kept."""
+
+    def work(draft: Draft) -> None:
+        raise Refusal("agents_cannot_decide", "Agents never decide: this needs a person.", subject=subject)
+
+    ledger.change(run_id, work, actor=caller.actor(), operation=operation, check=_sees(caller))
+
+
+def decide(caller: Caller, wait_id: str, body: cmd.Decide) -> Json:
+    """A person's structured answer to one version of one wait. The decision, with what became of wait and run."""
+
+    def work(draft: Draft, wait: WaitState) -> str:
+        given = body
+        if body.arguments is not None and wait.ask is not None and draft.policy.secret:
+            shown = (wait.ask.get("effect") or {}).get("arguments") or {}
+            arguments = seal.unmask(body.arguments, shown, seal.tails(draft.policy.secret), "/arguments")
+            given = _with_arguments(body, arguments)
+        return waiting.decide(draft, wait.id, given)
+
+    decision_id, draft, wait_id = _wait_change(caller, wait_id, "decide", "viewer", work)
+    made = draft.state.decisions[decision_id]
+    wait = draft.state.wait_by_id(wait_id)
+    assert wait is not None
+    answer = {**shapes.decision(made), "wait_status": wait.status, "votes": wait.votes, "run_status": draft.run.status}
+    return dict(_reveal(draft, caller, answer))
+
+
+def _with_arguments(body: cmd.Decide, arguments: Json) -> cmd.Decide:
+    from msgspec.structs import replace
+
+    return replace(body, arguments=arguments)
+
+
+def _wait_answer(caller: Caller, draft: Draft, wait_id: str) -> Json:
+    wait = draft.state.wait_by_id(wait_id)
+    assert wait is not None
+    shape = shapes.wait(wait, callback_base=settings.PUBLIC_URL, secrets=_may_hand_on(caller, draft.run))
+    return dict(_reveal(draft, caller, shape))
+
+
+def _may_hand_on(caller: Caller, run: Run) -> bool:
+    return not caller.is_person or caller.may(run.workspace_id, "operator")
+
+
+def _eligible(draft: Draft, wait: WaitState, caller: Caller) -> None:
+    """Those who may decide, and operators, may move a wait along."""
+    if not caller.may(draft.run.workspace_id, "operator"):
+        waiting.require_eligible(draft, wait, caller.id)
+
+
+def claim_wait(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
+    def work(draft: Draft, wait: WaitState) -> None:
+        waiting.require_eligible(draft, wait, caller.id)
+        waiting.take(draft, wait)
+
+    _, draft, wait_id = _wait_change(caller, wait_id, "claim", "reviewer", work)
+    return _wait_answer(caller, draft, wait_id)
+
+
+def release_wait(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
+    def work(draft: Draft, wait: WaitState) -> None:
+        if wait.claimed_by != caller.id:
+            _eligible(draft, wait, caller)
+        waiting.give_back(draft, wait)
+
+    _, draft, wait_id = _wait_change(caller, wait_id, "release", "reviewer", work)
+    return _wait_answer(caller, draft, wait_id)
+
+
+def assign_wait(caller: Caller, wait_id: str, body: cmd.AssignWait) -> Json:
+    def work(draft: Draft, wait: WaitState) -> None:
+        _eligible(draft, wait, caller)
+        waiting.assign(draft, wait, body)
+
+    _, draft, wait_id = _wait_change(caller, wait_id, "assign", "reviewer", work)
+    return _wait_answer(caller, draft, wait_id)
+
+
+def extend_wait(caller: Caller, wait_id: str, body: cmd.ExtendWait) -> Json:
+    def work(draft: Draft, wait: WaitState) -> None:
+        _eligible(draft, wait, caller)
+        waiting.extend(draft, wait, body)
+
+    _, draft, wait_id = _wait_change(caller, wait_id, "extend", "reviewer", work)
+    return _wait_answer(caller, draft, wait_id)
+
+
+def escalate_wait(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
+    def work(draft: Draft, wait: WaitState) -> None:
+        _eligible(draft, wait, caller)
+        waiting.escalate(draft, wait, body)
+
+    _, draft, wait_id = _wait_change(caller, wait_id, "escalate", "reviewer", work)
+    return _wait_answer(caller, draft, wait_id)
+
+
+def request_info(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
+    def work(draft: Draft, wait: WaitState) -> None:
+        _eligible(draft, wait, caller)
+        waiting.request_info(draft, wait, body)
+
+    _, draft, wait_id = _wait_change(caller, wait_id, "request_info", "reviewer", work)
+    return _wait_answer(caller, draft, wait_id)
+
+
+def comment_wait(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
+    _, draft, wait_id = _wait_change(
+        caller, wait_id, "comment", "reviewer", lambda draft, wait: waiting.comment(draft, wait, body)
+    )
+    return _wait_answer(caller, draft, wait_id)
+
+
+# -- people hold the wheel ------------------------------------------------------------------------------------------------------
+
+
+def _run_change(
+    caller: Caller, run_id: str, operation: str, work: Callable[[Draft], Any], *, settles: bool = False
+) -> Json:
+    run_id = _uuid(run_id, "run")
+    if not caller.is_person:
+        _refused_agent(caller, run_id, run_id, operation)
+
+    def act(draft: Draft) -> None:
+        if settles:
+            _not_requester(draft)
+        work(draft)
+
+    ledger.change(run_id, act, actor=caller.actor(), operation=operation, check=_holds(caller, "operator"))
+    return selectors.get_run(caller, run_id)
+
+
+def takeover(caller: Caller, run_id: str, body: cmd.Reasoned) -> Json:
+    return _run_change(caller, run_id, "takeover", lambda draft: core.takeover(draft, body))
+
+
+def handback(caller: Caller, run_id: str, body: cmd.Handback) -> Json:
+    return _run_change(caller, run_id, "handback", lambda draft: core.handback(draft, body), settles=True)
+
+
+def terminate(caller: Caller, run_id: str, body: cmd.Reasoned) -> Json:
+    return _run_change(caller, run_id, "terminate", lambda draft: core.terminate(draft, body))
+
+
+def retry(caller: Caller, run_id: str, body: cmd.Retry) -> Json:
+    return _run_change(caller, run_id, "retry", lambda draft: core.retry(draft, body), settles=True)
+
+
+def clear(caller: Caller, run_id: str, body: cmd.Clear) -> Json:
+    return _run_change(caller, run_id, "clear", lambda draft: core.clear(draft, body), settles=True)
+
+
+def reconcile(caller: Caller, run_id: str, key: str, body: cmd.Reconcile) -> Json:
+    return _run_change(caller, run_id, "reconcile", lambda draft: core.reconcile(draft, key, body), settles=True)
+
+
+def sign_off(caller: Caller, run_id: str, key: str, body: cmd.Reasoned) -> Json:
+    return _run_change(caller, run_id, "sign_off", lambda draft: core.sign_off(draft, key, body), settles=True)

@@ -5,7 +5,9 @@ The same description gives the OpenAPI schema (see `schema`). No operation lives
 """
 
 import dataclasses
+import functools
 import re
+import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Final
 
@@ -20,6 +22,9 @@ from rehydrate.api import auth, idempotency, parsing, problems, schema
 from rehydrate.api.idempotency import Grant, Outcome
 from rehydrate.callers import Caller
 from rehydrate.core.refusals import Refusal, not_found
+
+#: How often a long poll with an Idempotency-Key looks again.
+POLL_SECONDS: Final = 0.2
 
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -49,10 +54,11 @@ class Paged(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Payload(msgspec.Struct):
-    """What came in at a callback URL, and what tells it from its repetitions."""
+    """What came in at a callback URL, what tells it from its repetitions, and the address it came from."""
 
     value: Any
     webhook_id: str
+    address: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,8 +80,10 @@ class Operation:
     query: type[msgspec.Struct] | None = None
     people_only: bool = False
     grants: Callable[[Any, Any, Mapping[str, str]], Grant | None] | None = None
-    #: Seconds that the body lets the call wait for something to answer with.
-    waits: Callable[[Any], float] | None = None
+    #: True for a long poll: its body's `wait` is how many seconds it may take. No transaction is held meanwhile.
+    polls: bool = False
+    #: True where the operation commits by itself, and repeating it does no harm.
+    apart: bool = False
     #: False at addresses that are secret by themselves (callback URLs).
     signed_in: bool = True
     tag: str = ""
@@ -113,7 +121,8 @@ def post(
     refuses: tuple[int, ...] = (),
     people_only: bool = False,
     grants: Callable[[Any, Any, Mapping[str, str]], Grant | None] | None = None,
-    waits: Callable[[Any], float] | None = None,
+    polls: bool = False,
+    apart: bool = False,
     signed_in: bool = True,
 ) -> Callable[[Callable[..., Any]], Operation]:
     """A change, with a JSON body and an Idempotency-Key."""
@@ -128,7 +137,8 @@ def post(
             body=body,
             people_only=people_only,
             grants=grants,
-            waits=waits,
+            polls=polls,
+            apart=apart,
             signed_in=signed_in,
             tag=tag,
             **_words(act),
@@ -201,7 +211,7 @@ class Endpoint(APIView):
         if operation.body is None:
             return query
         if operation.free_body:
-            return Payload(parsing.payload(http, raw), parsing.webhook_id(http, raw))
+            return Payload(parsing.payload(http, raw), parsing.webhook_id(http, raw), http.META.get("REMOTE_ADDR", ""))
         return parsing.body(http, raw, operation.body)
 
     def _post(
@@ -213,25 +223,44 @@ class Endpoint(APIView):
         given: Any,
         raw: bytes,
     ) -> HttpResponse:
-        key = http.META.get(idempotency.HEADER)
-        once = None
-        if key is not None:
-            once = idempotency.Request(
-                caller=_who(caller),
-                path=idempotency.short(http.path),
-                key=idempotency.checked_key(key),
-                digest=parsing.body_digest(raw),
-            )
+        def act(given: Any = given, *, last: bool = True) -> Outcome:
+            outcome = answer(operation, operation.act(caller, **ids, body=given), given, ids)
+            return outcome if last or outcome.response.status_code != 204 else dataclasses.replace(outcome, final=False)
 
-        def act() -> Outcome:
+        def act_or_refuse(given: Any = given, *, last: bool = True) -> Outcome:
             try:
-                return answer(operation, operation.act(caller, **ids, body=given), given, ids)
+                return act(given, last=last)
             except Refusal as refusal:
-                if once is None or refusal.status in (429, 503):
+                if refusal.status in (429, 503):
                     raise
                 return Outcome(problems.for_refusal(refusal))
 
-        return act().response if once is None else idempotency.once(once, act).response
+        key = http.META.get(idempotency.HEADER)
+        if key is None:
+            return act().response
+        once = idempotency.Request(
+            caller=_who(caller),
+            path=idempotency.short(http.path),
+            key=idempotency.checked_key(key),
+            digest=parsing.body_digest(raw),
+        )
+        if operation.apart:
+            return idempotency.once_apart(once, act_or_refuse).response
+        if operation.polls:
+            return _poll(once, given, act_or_refuse).response
+        return idempotency.once(once, act_or_refuse).response
+
+
+def _poll(once: idempotency.Request, given: Any, act: Callable[..., Outcome]) -> Outcome:
+    """A long poll with an Idempotency-Key: each look is a transaction of its own, with the record of what it found."""
+    end = time.monotonic() + given.wait
+    look = msgspec.structs.replace(given, wait=0)
+    while True:
+        last = time.monotonic() >= end
+        outcome = idempotency.once(once, functools.partial(act, look, last=last))
+        if outcome.final:
+            return outcome
+        time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
 
 
 def _who(caller: Caller | None) -> str:

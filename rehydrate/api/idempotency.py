@@ -88,6 +88,27 @@ def once(request: Request, act: Callable[[], Outcome]) -> Outcome:
         return outcome
 
 
+def once_apart(request: Request, act: Callable[[], Outcome]) -> Outcome:
+    """As `once`, where `act` has transactions of its own and may safely be repeated; the answer is kept after it.
+
+    For signals: they are stored before they are matched, and deduplicated by what they are.
+    """
+    if _known(request) is not None:
+        return Outcome(_replay(request))
+    outcome = act()
+    with transaction.atomic():
+        row_id = _reserve(request)
+        if row_id is None:
+            return Outcome(_replay(request))
+        _keep(row_id, outcome)
+    return outcome
+
+
+def _known(request: Request) -> IdempotencyRecord | None:
+    fresh = IdempotencyRecord.objects.filter(created_at__gte=clock.now() - KEPT_FOR)
+    return fresh.filter(caller=request.caller, path=request.path, key=request.key).first()
+
+
 def _reserve(request: Request) -> int | None:
     with connection.cursor() as cursor:
         cursor.execute(

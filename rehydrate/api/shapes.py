@@ -113,8 +113,8 @@ class DecisionMade(Shape):
 class Failures(Shape):
     count: int
     limit: int
-    last_error: Any
-    escalation: Any
+    last_error: Object | None
+    escalation: int
 
 
 class Metadata(Shape):
@@ -142,96 +142,109 @@ class Verdict(Shape):
     outcome: Outcome
     reasons: list[Reason]
     missing: list[str]
-    next: Any
-    recommended: Any
+    next: Object
+    recommended: Object
 
 
 class Decision(Shape):
     id: Uuid
+    run: Uuid
     kind: Literal["wait", "clear", "retry", "reconcile", "handback", "sign_off", "terminate"]
     wait: Uuid | None
+    wait_name: str | None
     wait_version: int | None
+    effect: str | None
     choice: str | None
+    closes: bool
     arguments: Object | None
     response: Any
     conditions: list[Object]
     expires_at: c.When | None
     reason: str
     comment: str
-    decided_by: Any
+    decided_by: str
+    decided_by_name: str
     decided_at: c.When
     seen: Object | None
+    detail: Object | None
 
 
 class Effect(Shape):
+    """`granted` says, in the answer to an append, whether this call started it."""
+
     key: str
     state: EffectState
+    title: str
     system: str
     action: str
     resource: str | None
     arguments: Object | None
+    arguments_digest: str | None
+    amount: Object | None
     fingerprint: str
     impact: str
+    reversible: bool | None
     attempt: int
     receipt: Object | None
     error: Object | None
     compensation: Object | None
+    undo_receipt: Object | None
+    undo_attempt: int
+    undo_failures: int
     late: bool
-    approval: Any
-    title: str
-    granted: bool | UnsetType | None = UNSET
+    gated: bool
+    gates: list[str]
+    approval: Object | None
+    repeat: bool
+    repeated: int
+    retry_safe: bool
+    lookup: bool
+    conflict: bool
+    evidence: Any
+    reconciled: Object | None
+    signed_off: Object | None
+    planned_at: c.When | None
+    started_at: c.When | None
+    executed_at: c.When | None
+    updated_at: c.When | None
+    granted: bool | UnsetType = UNSET
 
 
-class Wait(Shape):
+class Wait(Shape, rename={"from_": "from"}):
+    """`callback_url` is there only for those who may hand it on."""
+
     id: Uuid
-    run: Any
+    run: Uuid
+    key: str
     name: str
     kind: WaitKind
     status: WaitStatus
     version: int
-    due_at: c.When | None
-    on_timeout: c.OnTimeout | None
+    due_at: c.When
+    on_timeout: c.OnTimeout
+    on_reject: c.OnReject
     correlation: str | None
+    from_: str | None
     ask: Object | None
+    choices: list[c.Choice]
     callback_url: str | None
-    assignees: list[Any]
-    votes: list[Any]
+    assignees: list[str]
+    assigned_to: str | None
+    claimed_by: str | None
+    votes: list[Object]
+    quorum: int
     decision: Object | None
     signal: Object | None
+    info_requested: Object | None
+    escalation: int
+    why: str | None
     opened_at: c.When
     closed_at: c.When | None
 
 
-class RunHead(Shape):
-    """A run without its lists."""
-
-    id: Uuid
-    workspace: str
-    flow: str
-    external_id: str
-    title: str
-    status: RunStatus
-    stage: str | None
-    version: int
-    created_at: c.When
-    updated_at: c.When
-    ended_at: c.When | None
-
-
-class Run(RunHead):
-    metadata: Metadata
-    verdict: Verdict
-    checkpoint: Object | None
-    input: Object | None
-    agent: Object | None
-    waits: list[Wait]
-    effects: list[Effect]
-    labels: dict[str, str]
-    failure_count: int
-    last_error: Any
-    escalation: Any
-    ready_since: c.When | None
-    requested_by: str | None
+class RunInput(Shape):
+    ref: str | None
+    digest: str | None
 
 
 class Lease(Shape):
@@ -241,24 +254,81 @@ class Lease(Shape):
     expires_at: c.When
 
 
-# -- answers to agents -----------------------------------------------------------------------------------------------
+class RunHead(Shape):
+    """A run without its lists; `outcome` and `reasons` are those of the verdict when the status was last set."""
+
+    id: Uuid
+    workspace: Uuid
+    flow: str
+    external_id: str
+    title: str
+    status: RunStatus
+    stage: str | None
+    version: int
+    checkpoint: Object | None
+    input: RunInput
+    agent: Object | None
+    labels: dict[str, str]
+    failure_count: int
+    last_error: Object | None
+    escalation: int
+    outcome: Outcome
+    reasons: list[Reason]
+    lease: Lease | None
+    taken_over: Object | None
+    retry_at: c.When | None
+    ready_since: c.When | None
+    unclaimed_at: c.When | None
+    status_since: c.When | None
+    requested_by: str | None
+    opened_by: str | None
+    trace_id: str | None
+    created_at: c.When
+    updated_at: c.When
+    ended_at: c.When | None
+    result: Object | None
+
+
+class Run(RunHead):
+    metadata: Metadata
+    verdict: Verdict
+    waits: list[Wait]
+    effects: list[Effect]
+    decisions: list[Decision]
+    external_refs: list[Object]
+    passed: list[str]
+
+
+# -- answers to agents -------------------------------------------------------------------------------------------------
 
 
 class Opened(Shape):
+    """`lease` is null after a `paused`, without a `holder`, and for a run that was known."""
+
     run: Run
     lease: Lease | None
 
 
+class Noted(Shape):
+    """An event of the batch in its place; one that stood already is told with the place of its plan."""
+
+    seq: int | None
+    type: str
+    at: c.When | None
+    key: str | None
+
+
 class Appended(Shape):
     run: RunHead
-    events: list[Object]
-    effects: list[Object]
-    waits: list[Object]
+    events: list[Noted]
+    effects: list[Effect]
+    waits: list[Wait]
     lease: Lease | None
 
 
 class Leased(Shape):
     lease: Lease | None
+    run: RunHead
 
 
 class Released(Shape):
@@ -266,31 +336,33 @@ class Released(Shape):
 
 
 class Envelope(Shape):
+    """The run put back together: what must happen now, with all that is needed for it."""
+
     verdict: Verdict
     lease: Lease | None
-    run: Any
+    run: RunHead
     metadata: Metadata
     checkpoint: Object | None
     passed: list[str]
-    input: Object | None
-    waits: list[Object]
-    effects: list[Object]
+    input: RunInput
+    waits: list[Wait]
+    effects: list[Effect]
     undo: list[str]
+    handback: Object | None
 
 
 class SignalTaken(Shape):
-    signal_id: str
+    signal_id: Uuid
     state: Literal["matched", "buffered", "duplicate", "superseded", "late"]
     matched: list[Uuid]
 
 
-class HookTaken(Shape):
-    signal_id: str
-    state: Literal["matched", "buffered", "duplicate", "superseded", "late"]
-
-
 class Decided(Decision):
-    pass
+    """The decision, with what became of the wait and the run."""
+
+    wait_status: WaitStatus
+    votes: list[Object]
+    run_status: RunStatus
 
 
 class Evidence(Shape):
@@ -299,7 +371,25 @@ class Evidence(Shape):
     decisions: list[Any]
 
 
-# -- lists -----------------------------------------------------------------------------------------------------------
+class SignalKept(Shape):
+    id: Uuid
+    name: str
+    sender: str
+    sender_id: str
+    payload: Any
+    occurred_at: c.When | None
+    sequence: int | None
+    received_at: c.When
+    state: Literal["received", "buffered", "matched", "superseded", "late", "ambiguous"]
+    run: Uuid | None
+    flow: str | None
+    external_id: str | None
+    correlation: str | None
+    wait: Uuid | None
+    candidates: list[Uuid]
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
 
 
 class Page(Shape):
@@ -320,7 +410,7 @@ class Events(Page):
 
 
 class Signals(Page):
-    results: list[Object]
+    results: list[SignalKept]
 
 
 # -- metrics and readiness -------------------------------------------------------------------------------------------

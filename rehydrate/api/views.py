@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from rehydrate import selectors, services
-from rehydrate.api import shapes
+from rehydrate.api import limits, shapes
 from rehydrate.api.endpoint import Answer, Paged, Payload, get, post
 from rehydrate.api.idempotency import Grant
 from rehydrate.callers import Caller
 from rehydrate.core import commands as c
+from rehydrate.core.refusals import Refusal
 
 Json = dict[str, Any]
 Word = Annotated[str, Meta(min_length=1, max_length=500)]
@@ -43,11 +44,6 @@ class SignalsQuery(Paged):
     name: Word | UnsetType = UNSET
 
 
-def _made(result: Json) -> Answer:
-    """201 where something was made, 200 where it was there."""
-    return Answer(result, 201)
-
-
 # -- agents ----------------------------------------------------------------------------------------------------------
 
 
@@ -78,7 +74,8 @@ def open_run(caller: Caller, *, body: c.OpenRun) -> Answer:
     201 with a lease, if a `holder` is named and the events do not end in `paused`. 200 with the same run and no
     lease when `external_id` is known in that flow: rehydrate it. 409 `run_conflict` when the input digest differs.
     """
-    return _made(services.open_run(caller, body))
+    result, made = services.open_run(caller, body)
+    return Answer(result, 201 if made else 200)
 
 
 @post(tag="Agents", body=c.Append, answers={200: shapes.Appended}, refuses=(404,), grants=_starts)
@@ -120,9 +117,7 @@ def rehydrate_run(caller: Caller, *, run_id: str, body: c.Rehydrate) -> Json:
     return services.rehydrate_run(caller, run_id, body)
 
 
-@post(
-    tag="Agents", body=c.Claim, answers={200: shapes.Envelope, 204: None}, grants=_lease, waits=lambda body: body.wait
-)
+@post(tag="Agents", body=c.Claim, answers={200: shapes.Envelope, 204: None}, grants=_lease, polls=True)
 def claim(caller: Caller, *, body: c.Claim) -> Json | None:
     """Claim the next run that is ready, waiting for one for up to 30 seconds."""
     return services.claim(caller, body)
@@ -131,7 +126,7 @@ def claim(caller: Caller, *, body: c.Claim) -> Json | None:
 # -- signals ---------------------------------------------------------------------------------------------------------
 
 
-@post(tag="Signals", body=c.Signal, answers={202: shapes.SignalTaken}, refuses=(404,))
+@post(tag="Signals", body=c.Signal, answers={202: shapes.SignalTaken}, refuses=(404,), apart=True)
 def send_signal(caller: Caller, *, body: c.Signal) -> Json:
     """Send a signal.
 
@@ -153,14 +148,20 @@ def assign_signal(caller: Caller, *, signal_id: str, body: c.AssignSignal) -> Js
     return services.assign_signal(caller, signal_id, body)
 
 
-@post(tag="Signals", body=Payload, answers={202: shapes.HookTaken}, refuses=(404,), signed_in=False)
+@post(tag="Signals", body=Payload, answers={202: shapes.SignalTaken}, refuses=(404,), signed_in=False, apart=True)
 def receive_hook(caller: None, *, token: str, body: Payload) -> Json:
     """Answer a callback wait.
 
     For systems that have no key: the address is unguessable. Takes JSON and forms; deduplicated by `webhook-id`,
     else by the body's digest.
     """
-    return services.receive_hook(token, body.value, body.webhook_id)
+    limits.hooks.spend(token)
+    try:
+        return services.receive_hook(token, body.value, body.webhook_id)
+    except Refusal as refusal:
+        if refusal.code == "not_found":
+            limits.wrong_hooks.spend(body.address)  # whoever tries addresses is slowed down
+        raise
 
 
 # -- waits -----------------------------------------------------------------------------------------------------------

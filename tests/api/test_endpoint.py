@@ -76,6 +76,33 @@ def decide(caller: Caller, *, run_id: str, key: str, body: Nothing) -> dict[str,
     return {"by": caller.id, "channel": caller.channel, "run": run_id, "key": key}
 
 
+class Wish(commands.Body):
+    """Comes true at the n-th look."""
+
+    at: int
+    wait: int = 0
+
+
+looks: list[int] = []
+
+
+@post(tag="Test", body=Wish, answers={200: None, 204: None}, polls=True)
+def wish(caller: Caller, *, body: Wish) -> dict[str, Any] | None:
+    """Poll."""
+    looks.append(body.wait)
+    AdminEvent.objects.create(actor_kind=caller.kind, actor_id=caller.id, act="look")
+    return {"looks": len(looks)} if len(looks) >= body.at else None
+
+
+@post(tag="Test", body=Deed, answers={202: None}, apart=True)
+def signal(caller: Caller, *, body: Deed) -> dict[str, Any]:
+    """Commits by itself."""
+    AdminEvent.objects.create(actor_kind=caller.kind, actor_id=caller.id, act=body.name)
+    if body.then == "refuse":
+        raise Refusal("ambiguous_signal", "Several fit.")
+    return {"count": AdminEvent.objects.filter(act=body.name).count()}
+
+
 @get(tag="Test", query=Paged, answers={200: None})
 def look(caller: Caller, *, query: Paged) -> dict[str, Any]:
     """Read something."""
@@ -92,6 +119,8 @@ urlpatterns = [
     resource("do", look, do),
     resource("runs/<str:run_id>/effects/<path:key>/decide", decide),
     resource("knock/<str:token>", knock),
+    resource("wish", wish),
+    resource("signal", signal),
 ]
 
 
@@ -397,6 +426,31 @@ def test_after_seven_days_a_key_is_new(client: Client, bot_key: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute("UPDATE rehydrate_idempotencyrecord SET created_at = created_at - interval '7 days 1 second'")
     assert idempotency.forget_old() == 1
+
+
+def test_a_long_poll_keeps_what_it_found_and_nothing_else(client: Client, bot_key: str) -> None:
+    looks.clear()
+    headers = {"Idempotency-Key": "k-1"}
+    first = send(client, bot_key, {"at": 2, "wait": 5}, path="/wish", **headers)
+    again = send(client, bot_key, {"at": 2, "wait": 5}, path="/wish", **headers)
+    assert (first.json(), again.json(), looks) == ({"looks": 2}, {"looks": 2}, [0, 0])
+    assert deeds("look") == 1
+    none = send(client, bot_key, {"at": 9, "wait": 0}, path="/wish", **{"Idempotency-Key": "k-2"})
+    replayed = send(client, bot_key, {"at": 9, "wait": 0}, path="/wish", **{"Idempotency-Key": "k-2"})
+    assert (none.status_code, replayed.status_code, replayed.content) == (204, 204, b"")
+    assert replayed.headers["Idempotency-Replayed"] == "true"
+    assert "Content-Type" not in replayed.headers
+
+
+@pytest.mark.parametrize(("then", "status"), [("", 202), ("refuse", 409)])
+def test_what_commits_by_itself_is_answered_once_too(client: Client, bot_key: str, then: str, status: int) -> None:
+    body = {"name": "pay", "then": then}
+    first, again = (send(client, bot_key, body, path="/signal", **{"Idempotency-Key": "k-1"}) for _ in range(2))
+    assert (first.status_code, again.status_code, first.json()) == (status, status, again.json())
+    assert again.headers["Idempotency-Replayed"] == "true"
+    assert deeds() == 1
+    other = send(client, bot_key, {"name": "pay more"}, path="/signal", **{"Idempotency-Key": "k-1"})
+    problem(other, 422, "idempotency_key_reused")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -1,0 +1,123 @@
+"""Schemathesis over the whole OpenAPI document, in process: no 5xx, and no answer outside of the schema.
+
+Every operation is tried with made-up ids and with those of real runs, waits, effects and signals in many states, by an
+administrator and by an agent; good and bad requests are made up alike.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
+
+from rehydrate.api import limits
+from tests.contract import driver as d
+
+CHECKS: list[Any] = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.negative_data_rejection,
+    checks.unsupported_method,
+]
+LIMITED = settings(
+    max_examples=25,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+Ids = dict[str, Callable[[], str]]
+
+
+@dataclass
+class Cast:
+    """Who calls, and the ids of what is there."""
+
+    keys: list[str]
+    ids: dict[str, list[str]]
+
+
+@pytest.fixture
+def cast(db: None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Cast:
+    world = d.World(d.DjangoTransport(), tmp_path)
+    world.apply(d.CAST)
+    for limit in (limits.wrong_keys, limits.wrong_hooks, limits.hooks):
+        monkeypatch.setattr(limit, "spend", lambda subject: None)
+    bot, frank = world.agent("bot"), world.person("frank")
+    running = bot.open(d.order("k1"), d.effect("mail", "mail.send"), d.started("mail", arguments={"of": "mail"}))
+    unknown = bot.open(
+        *d.done(d.effect("pay", "psp.charge")), d.effect("sms", "mail.send"), d.started("sms"), d.unknown("sms")
+    )
+    asked = bot.open(d.order("k1"), d.paused(d.approval(effect="k1"), d.callback(), d.signal(), when="each"))
+    taken = bot.open(d.order("k1"))
+    frank.takeover(taken).ok()
+    ended = bot.open()
+    ended.do(d.completed())
+    waits = asked.look()["waits"]
+    frank.decide(waits[0], "reject", reason="No.")
+    bot.signal("s-1", "documents", run=running.id)
+    signals = frank.get("/signals").ok()["results"]
+    return Cast(
+        keys=[str(frank.key), str(bot.key)],
+        ids={
+            "run_id": [run.id for run in (running, unknown, asked, taken, ended)],
+            "wait_id": [wait["id"] for wait in waits],
+            "signal_id": [signal["id"] for signal in signals],
+            "key": ["k1", "mail", "pay", "sms"],
+            "token": [wait["callback_url"].rpartition("/")[2] for wait in waits if wait["callback_url"]],
+        },
+    )
+
+
+@pytest.fixture
+def api() -> Any:
+    from rehydrate.wsgi import application
+
+    return schemathesis.openapi.from_wsgi("/api/schema/", application)
+
+
+schema = schemathesis.pytest.from_fixture("api")
+
+
+def check(case: schemathesis.Case, key: str) -> None:
+    if case.path.endswith("/claims") and isinstance(case.body, dict) and case.body.get("wait"):
+        case.body["wait"] = (
+            0 if isinstance(case.body["wait"], int) else case.body["wait"]
+        )  # nobody is there to wait for
+    case.call_and_validate(headers={"Authorization": f"Bearer {key}"}, checks=CHECKS)
+
+
+@schema.parametrize()
+@LIMITED
+def test_made_up_requests(case: schemathesis.Case, cast: Cast) -> None:
+    for key in cast.keys:
+        check(case, key)
+
+
+@schema.include(path_regex=r"\{").parametrize()
+@LIMITED
+def test_requests_about_what_is_there(case: schemathesis.Case, cast: Cast) -> None:
+    turns = _turns(cast)
+    for name in case.path_parameters or {}:
+        if cast.ids[name]:
+            case.path_parameters[name] = next(turns[name])
+    for key in cast.keys:
+        check(case, key)
+
+
+def _turns(cast: Cast) -> dict[str, Any]:
+    """Each of the ids in turn, over the examples of one test."""
+    if not hasattr(cast, "turns"):
+        cast.turns = {name: itertools.cycle(ids) for name, ids in cast.ids.items()}  # type: ignore[attr-defined]
+    turns: dict[str, Any] = cast.turns  # type: ignore[attr-defined]
+    return turns

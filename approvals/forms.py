@@ -125,7 +125,9 @@ class InfoForm(CommentForm):
 class AssignForm(forms.Form):
     """Hand the question to somebody else, by user name."""
 
-    to = forms.CharField(label=_("Hand to (user name)"), max_length=100, widget=forms.TextInput(attrs={"autofocus": True}))
+    to = forms.CharField(
+        label=_("Hand to (user name)"), max_length=100, widget=forms.TextInput(attrs={"autofocus": True})
+    )
     reason = forms.CharField(label=_("Why (optional)"), required=False, max_length=4000, widget=lines(2))
 
     def values(self) -> dict[str, Any]:
@@ -204,11 +206,13 @@ class ReconcileForm(forms.Form):
     """What a person found out about an effect whose outcome nobody knew."""
 
     outcome = forms.ChoiceField(label=_("What did you find?"), widget=forms.RadioSelect)
-    receipt_id = forms.CharField(label=_("Receipt or number found there (if it happened)"), required=False, max_length=500)
-    receipt_url = forms.URLField(label=_("Link to it (optional)"), required=False, max_length=2000, assume_scheme="https")
-    reason = forms.CharField(
-        label=_("Where you looked, and what you saw"), max_length=500, widget=lines(3)
+    receipt_id = forms.CharField(
+        label=_("Receipt or number found there (if it happened)"), required=False, max_length=500
     )
+    receipt_url = forms.URLField(
+        label=_("Link to it (optional)"), required=False, max_length=2000, assume_scheme="https"
+    )
+    reason = forms.CharField(label=_("Where you looked, and what you saw"), max_length=500, widget=lines(3))
 
     def __init__(self, *args: Any, undoing: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

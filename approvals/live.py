@@ -40,9 +40,7 @@ def render_regions(request: HttpRequest, templates: dict[str, str], context: Sha
     return {name: render_to_string(template, context, request=request) for name, template in templates.items()}
 
 
-def answer(
-    request: HttpRequest, *, key: str, make: Callable[[], dict[str, str]], said: str = ""
-) -> HttpResponse:
+def answer(request: HttpRequest, *, key: str, make: Callable[[], dict[str, str]], said: str = "") -> HttpResponse:
     """204 when the page that asks shows this already; else the changed regions as out-of-band swaps.
 
     `make` renders the regions and is only called when `key` differs. `said` is announced to screen readers.
@@ -57,7 +55,12 @@ def answer(
     out.append(
         render_to_string(
             "_live.html",
-            {"live_url": request.path, "live_query": _query(request), "live_state": state_of(key, regions), "oob": True},
+            {
+                "live_url": request.path,
+                "live_query": _query(request),
+                "live_state": state_of(key, regions),
+                "oob": True,
+            },
         )
     )
     response = HttpResponse("".join(out))

@@ -1,7 +1,7 @@
 """View models: the plain dicts of contract.md section 6 arranged as the pages show them. Pure; codes only, no wording.
 
-Words come from `audit.narrative` through template tags. Nothing here decides: buttons that the services would refuse may
-still be shown, and the refusal is then told next to the form.
+Words come from `audit.narrative` through template tags. Nothing here decides: a button that the services would refuse
+may still be shown, and the refusal is then told next to the form.
 """
 
 from __future__ import annotations
@@ -43,17 +43,38 @@ def risk_of(wait: Shape, run: Shape) -> str:
 
 
 def choices_of(wait: Shape) -> list[str]:
-    """The choices a reviewer has; editing only where a schema says what may be edited, conditions only on an effect."""
+    """The choices a reviewer has: those the ledger allows, but editing only where there is something to edit."""
     ask = wait.get("ask") or {}
-    given = list(ask.get("choices") or [])
+    given = list(wait.get("choices") or ask.get("choices") or [])
     if not given:
         given = list(DEFAULT_CHOICES) if ask.get("effect") else ["approve", "reject"]
         given.append("respond")
-    if not ask.get("schema"):
+    if not (ask.get("schema") or (ask.get("effect") or {}).get("arguments")):
         given = [c for c in given if c != "edit"]
     if not ask.get("effect"):
         given = [c for c in given if c != "approve_with_conditions"]
     return given
+
+
+def schema_of(ask: Shape, arguments: Any) -> Shape:
+    """What may be edited: the ask's schema; without one, every argument in the type that it has."""
+    schema = ask.get("schema")
+    return schema if isinstance(schema, dict) else guessed_schema(arguments)
+
+
+def guessed_schema(value: Any) -> Shape:
+    """A schema of the value's own types (JSON Schema has no other word for "as it was")."""
+    if isinstance(value, bool):
+        return {"type": "boolean"}
+    if isinstance(value, int):
+        return {"type": "integer"}
+    if isinstance(value, float):
+        return {"type": "number"}
+    if isinstance(value, str):
+        return {"type": "string"}
+    if isinstance(value, dict):
+        return {"type": "object", "properties": {str(name): guessed_schema(part) for name, part in value.items()}}
+    return {}
 
 
 def leaf_fields(arguments: Any, prefix: str = "", schema: Shape | None = None) -> list[Shape]:
@@ -66,7 +87,7 @@ def leaf_fields(arguments: Any, prefix: str = "", schema: Shape | None = None) -
         pointer = f"{prefix}/{escape_pointer(str(name))}"
         part = properties.get(name) if isinstance(properties, dict) else None
         part = part if isinstance(part, dict) else {}
-        if isinstance(value, dict) and value and not set(value) == {"value", "currency"}:
+        if isinstance(value, dict) and value and set(value) != {"value", "currency"}:
             rows += leaf_fields(value, pointer, part)
             continue
         title = part.get("title")
@@ -134,6 +155,7 @@ def ask_view(wait: Shape, run: Shape, events: list[Shape] | None = None) -> Shap
         row["changed"] = row["pointer"] in before
         row["before"] = before.get(row["pointer"])
     votes = wait.get("votes") or []
+    schema = schema_of(ask, effect.get("arguments")) if effect else ask.get("schema")
     return {
         "wait": wait,
         "id": wait.get("id"),
@@ -152,7 +174,7 @@ def ask_view(wait: Shape, run: Shape, events: list[Shape] | None = None) -> Shap
         "compensation": effect.get("compensation"),
         "choices": choices_of(wait),
         "reasons": ask.get("reasons") or [],
-        "schema": ask.get("schema"),
+        "schema": schema,
         "response_schema": ask.get("response_schema"),
         "votes": votes,
         "quorum": quorum_of(wait),
@@ -180,13 +202,13 @@ def is_discussion(event: Shape, wait: Shape) -> bool:
 
 
 def bar_of(ask: Shape) -> Shape:
-    """The decision bar: at most four buttons, the rest in the menu."""
+    """The decision bar: at most four buttons, the rest in its menu; on narrow screens `phone` goes there, too."""
     order = ["approve", "approve_with_conditions", "edit", "respond", "reject"]
     choices = [c for c in order if c in ask["choices"]]
     if len(choices) > MAX_BUTTONS - 1:  # keep approve, one more, and reject in sight; the menu takes one place
         kept = choices[: MAX_BUTTONS - 2] + (["reject"] if "reject" in choices else [])
-        return {"buttons": kept, "menu": [c for c in choices if c not in kept]}
-    return {"buttons": choices, "menu": []}
+        return {"buttons": kept, "menu": [c for c in choices if c not in kept], "phone": kept[1:-1]}
+    return {"buttons": choices, "menu": [], "phone": choices[1:-1]}
 
 
 def effects_view(run: Shape) -> Shape:
@@ -319,13 +341,14 @@ def row(item: Shape) -> Shape:
     return {
         "wait": wait,
         "run": run,
+        "track_run": {**run, "due_at": (wait or {}).get("due_at") if (wait or {}).get("status") == "open" else None},
         "key": f"w-{wait['id']}" if wait else f"r-{run.get('id')}",
         "run_id": run.get("id"),
         "wait_id": (wait or {}).get("id"),
         "summary": ask.get("summary") or run.get("title") or run.get("external_id") or "",
         "risk": risk_of(wait, run) if wait else None,
         "status": run.get("status"),
-        "reasons": [] if wait else verdict.get("reasons") or [],
+        "reasons": [] if wait else verdict.get("reasons") or run.get("reasons") or [],
         "amount": effect.get("amount"),
         "impact": effect.get("impact"),
         "flow": run.get("flow"),

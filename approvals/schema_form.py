@@ -24,7 +24,7 @@ _INPUTS = {"date": "date", "email": "email", "uri": "url"}
 
 @dataclass
 class Field:
-    """One input. `kind`: text, long, number, integer, boolean, choice, json, date, email, url; `name` is its pointer."""
+    """One input. `kind`: text, long, number, integer, boolean, choice, json, date, email, url."""
 
     pointer: str
     label: str  # the schema's title, empty where it has none

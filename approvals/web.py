@@ -13,7 +13,6 @@ from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
-
 from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.http import url_has_allowed_host_and_scheme
 
@@ -82,9 +81,7 @@ def frame(request: HttpRequest) -> Shape:
     }
 
 
-def page(
-    request: HttpRequest, template: str, context: Shape | None = None, *, status: int = 200
-) -> HttpResponse:
+def page(request: HttpRequest, template: str, context: Shape | None = None, *, status: int = 200) -> HttpResponse:
     """A full page with its frame; for htmx asking for a dialog, only what belongs in it."""
     base = "_dialog.html" if is_htmx(request) and request.headers.get("HX-Target") == "dialog-body" else "base.html"
     return render(request, template, {**frame(request), "base": base, **(context or {})}, status=status)

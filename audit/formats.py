@@ -8,8 +8,7 @@ from typing import Any
 
 from django.utils import dateformat, timezone
 from django.utils.formats import date_format
-from django.utils.translation import get_language, gettext
-from django.utils.translation import pgettext as _p
+from django.utils.translation import get_language, gettext, pgettext
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -41,7 +40,7 @@ def exact(moment: dt.datetime) -> str:
 
 
 def clock(moment: dt.datetime, now: dt.datetime) -> str:
-    """"16:02" today, "28 Nov 16:02" on another day of this year, with the year otherwise."""
+    """ "16:02" today, "28 Nov 16:02" on another day of this year, with the year otherwise."""
     local, today = timezone.localtime(moment), timezone.localtime(now)
     hour = dateformat.format(local, "H:i")
     if local.date() == today.date():
@@ -54,28 +53,28 @@ def duration(seconds: float) -> str:
     """Two units at most: "45 s", "46 min", "1 h 12 min", "3 d 4 h", "40 d"."""
     total = max(0, int(seconds))
     if total < MINUTE:
-        return _p("duration", "%(s)d s") % {"s": total}
+        return pgettext("duration", "%(s)d s") % {"s": total}
     if total < HOUR:
-        return _p("duration", "%(m)d min") % {"m": total // MINUTE}
+        return pgettext("duration", "%(m)d min") % {"m": total // MINUTE}
     if total < DAY:
         hours, minutes = total // HOUR, total % HOUR // MINUTE
         if not minutes:
-            return _p("duration", "%(h)d h") % {"h": hours}
-        return _p("duration", "%(h)d h %(m)d min") % {"h": hours, "m": minutes}
+            return pgettext("duration", "%(h)d h") % {"h": hours}
+        return pgettext("duration", "%(h)d h %(m)d min") % {"h": hours, "m": minutes}
     days, hours = total // DAY, total % DAY // HOUR
     if days >= 10 or not hours:
-        return _p("duration", "%(d)d d") % {"d": days}
-    return _p("duration", "%(d)d d %(h)d h") % {"d": days, "h": hours}
+        return pgettext("duration", "%(d)d d") % {"d": days}
+    return pgettext("duration", "%(d)d d %(h)d h") % {"d": days, "h": hours}
 
 
 def relative(moment: dt.datetime, now: dt.datetime, form: str = "auto") -> str:
-    """"46 min ago", "in 2 h"; form `left` says "2 h left" or "3 min over", `for` the bare duration."""
+    """ "46 min ago", "in 2 h"; form `left` says "2 h left" or "3 min over", `for` the bare duration."""
     seconds = (moment - now).total_seconds()
     length = duration(abs(seconds))
     if form == "for":
         return length
     if form == "left":
-        pattern = _p("deadline", "%(time)s left") if seconds > 0 else _p("deadline", "%(time)s over")
+        pattern = pgettext("deadline", "%(time)s left") if seconds > 0 else pgettext("deadline", "%(time)s over")
         return pattern % {"time": length}
     if abs(seconds) < 5:
         return gettext("just now")
@@ -85,14 +84,14 @@ def relative(moment: dt.datetime, now: dt.datetime, form: str = "auto") -> str:
 def patterns() -> dict[str, str]:
     """The same patterns for the browser, which keeps the words on the page true between two answers."""
     return {
-        "s": _p("duration", "%(s)d s"),
-        "m": _p("duration", "%(m)d min"),
-        "h": _p("duration", "%(h)d h"),
-        "hm": _p("duration", "%(h)d h %(m)d min"),
-        "d": _p("duration", "%(d)d d"),
-        "dh": _p("duration", "%(d)d d %(h)d h"),
-        "left": _p("deadline", "%(time)s left"),
-        "over": _p("deadline", "%(time)s over"),
+        "s": pgettext("duration", "%(s)d s"),
+        "m": pgettext("duration", "%(m)d min"),
+        "h": pgettext("duration", "%(h)d h"),
+        "hm": pgettext("duration", "%(h)d h %(m)d min"),
+        "d": pgettext("duration", "%(d)d d"),
+        "dh": pgettext("duration", "%(d)d d %(h)d h"),
+        "left": pgettext("deadline", "%(time)s left"),
+        "over": pgettext("deadline", "%(time)s over"),
         "now": gettext("just now"),
         "in": gettext("in %(time)s"),
         "ago": gettext("%(time)s ago"),
@@ -100,7 +99,7 @@ def patterns() -> dict[str, str]:
 
 
 def money(value: Any, currency: Any) -> str:
-    """"€12,000.00": amount grouped, the currency by its sign where it has one. Falls back to what was given."""
+    """ "€12,000.00": amount grouped, the currency by its sign where it has one. Falls back to what was given."""
     code = str(currency or "").upper()
     try:
         amount = Decimal(str(value))
@@ -137,7 +136,7 @@ def plain(value: Any) -> str:
 
 
 def humanise(name: Any) -> str:
-    """"valid_until" → "Valid until"; "erp.create_order" stays, being a name and not a word."""
+    """ "valid_until" → "Valid until"; "erp.create_order" stays, being a name and not a word."""
     text = str(name)
     if "." in text or "/" in text or ":" in text:
         return text

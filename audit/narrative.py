@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.utils.translation import gettext, gettext_lazy, ngettext
-from django.utils.translation import pgettext_lazy as _pl
+from django.utils.translation import gettext, gettext_lazy, ngettext, pgettext_lazy
 
 from audit import formats
 
@@ -26,23 +25,23 @@ RUN = {
     "terminated": (gettext_lazy("Terminated"), "plain", "ended"),
 }
 EFFECT = {
-    "planned": (_pl("effect", "planned"), "plain", "planned"),
-    "started": (_pl("effect", "under way"), "wait", "running"),
-    "executed": (_pl("effect", "done"), "go", "done"),
-    "failed": (_pl("effect", "failed"), "stop", "fail"),
-    "unknown": (_pl("effect", "outcome unknown"), "ask", "unknown"),
-    "compensating": (_pl("effect", "being undone"), "wait", "undo"),
-    "compensated": (_pl("effect", "undone"), "plain", "undo"),
-    "compensation_unknown": (_pl("effect", "undo: outcome unknown"), "ask", "unknown"),
-    "withdrawn": (_pl("effect", "withdrawn"), "plain", "ended"),
+    "planned": (pgettext_lazy("effect", "planned"), "plain", "planned"),
+    "started": (pgettext_lazy("effect", "under way"), "wait", "running"),
+    "executed": (pgettext_lazy("effect", "done"), "go", "done"),
+    "failed": (pgettext_lazy("effect", "failed"), "stop", "fail"),
+    "unknown": (pgettext_lazy("effect", "outcome unknown"), "ask", "unknown"),
+    "compensating": (pgettext_lazy("effect", "being undone"), "wait", "undo"),
+    "compensated": (pgettext_lazy("effect", "undone"), "plain", "undo"),
+    "compensation_unknown": (pgettext_lazy("effect", "undo: outcome unknown"), "ask", "unknown"),
+    "withdrawn": (pgettext_lazy("effect", "withdrawn"), "plain", "ended"),
 }
 WAIT = {
-    "open": (_pl("wait", "open"), "wait", "wait"),
-    "satisfied": (_pl("wait", "answered"), "go", "done"),
-    "rejected": (_pl("wait", "rejected"), "stop", "fail"),
-    "timed_out": (_pl("wait", "timed out"), "stop", "wait"),
-    "cancelled": (_pl("wait", "cancelled"), "plain", "ended"),
-    "superseded": (_pl("wait", "superseded"), "plain", "ended"),
+    "open": (pgettext_lazy("wait", "open"), "wait", "wait"),
+    "satisfied": (pgettext_lazy("wait", "answered"), "go", "done"),
+    "rejected": (pgettext_lazy("wait", "rejected"), "stop", "fail"),
+    "timed_out": (pgettext_lazy("wait", "timed out"), "stop", "wait"),
+    "cancelled": (pgettext_lazy("wait", "cancelled"), "plain", "ended"),
+    "superseded": (pgettext_lazy("wait", "superseded"), "plain", "ended"),
 }
 OUTCOME = {
     "continue": (gettext_lazy("May go on"), "go", "ready"),
@@ -190,7 +189,9 @@ _REFUSALS = {
     "forbidden": gettext_lazy("You may not do this here. Ask an administrator of the workspace for the role."),
     "not_found": gettext_lazy("That is not here, or not for you to see."),
     "run_ended": gettext_lazy("The run has ended; nothing can be changed any more."),
-    "effect_unknown": gettext_lazy("An outcome is still unknown. Find out first whether it happened, then reconcile it."),
+    "effect_unknown": gettext_lazy(
+        "An outcome is still unknown. Find out first whether it happened, then reconcile it."
+    ),
     "open_compensation": gettext_lazy("Something is still being undone. Wait for that, or reconcile it."),
     "effect_already_executed": gettext_lazy("That has happened already."),
     "approval_required": gettext_lazy("That needs an approval first."),
@@ -203,7 +204,9 @@ _REFUSALS = {
     "lease_lost": gettext_lazy("The run is not held any more."),
     "invalid": gettext_lazy("Something in the form is not right yet; see the marked fields."),
     "unsatisfiable_gate": gettext_lazy("Nobody could decide that."),
-    "idempotency_key_reused": gettext_lazy("This form was sent before with other content. Reload the page and try again."),
+    "idempotency_key_reused": gettext_lazy(
+        "This form was sent before with other content. Reload the page and try again."
+    ),
     "rate_limited": gettext_lazy("Too many tries. Wait a moment."),
     "too_large": gettext_lazy("That is too large."),
     "unavailable": gettext_lazy("The ledger cannot be reached at the moment. Nothing was changed; try again."),
@@ -235,7 +238,9 @@ _EVENTS = {
     "effect.started": gettext_lazy("started “%(effect)s” (attempt %(attempt)s)"),
     "effect.executed": gettext_lazy("carried out “%(effect)s”, receipt %(receipt)s"),
     "effect.repeated": gettext_lazy("reported a second receipt for “%(effect)s”: %(receipt)s"),
-    "effect.receipt_conflict": gettext_lazy("reported something about “%(effect)s” that contradicts what a person had found"),
+    "effect.receipt_conflict": gettext_lazy(
+        "reported something about “%(effect)s” that contradicts what a person had found"
+    ),
     "effect.failed": gettext_lazy("failed at “%(effect)s”: %(error)s"),
     "effect.unknown": gettext_lazy("Nobody knows what became of “%(effect)s”"),
     "effect.not_executed": gettext_lazy("looked it up: “%(effect)s” did not happen"),
@@ -362,7 +367,7 @@ def recommended(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sentence(  # noqa: PLR0911, PLR0912, C901 - one line a situation, in the order of the verdict's table
+def _sentence(
     run: dict[str, Any], verdict: dict[str, Any], reasons: list[dict[str, Any]], codes: list[str], first: str
 ) -> str:
     status = run.get("status")
@@ -423,11 +428,13 @@ def _waiting_sentence(run: dict[str, Any]) -> str:
             return gettext("Decide: may the agent do this?")
         return gettext("Answer the agent's question.")
     others = [waiting_for(w) for w in waits]
-    return gettext("Nothing from you: it waits for %(what)s.") % {"what": gettext(", ").join(others) or gettext("an answer")}
+    return gettext("Nothing from you: it waits for %(what)s.") % {
+        "what": gettext(", ").join(others) or gettext("an answer")
+    }
 
 
 def waiting_for(wait: dict[str, Any]) -> str:
-    """"a callback from the supplier", "a timer": whom or what a wait is for."""
+    """ "a callback from the supplier", "a timer": whom or what a wait is for."""
     kind = word(KIND, wait.get("kind"))
     source = wait.get("from")
     if isinstance(source, list):
@@ -452,10 +459,10 @@ def conditions(items: list[dict[str, Any]] | None, labels: dict[str, str] | None
 
 
 def decision(item: dict[str, Any]) -> str:
-    """"approved with conditions": what was chosen, to stand after the decider's name."""
+    """ "approved with conditions": what was chosen, to stand after the decider's name."""
     kind, choice = str(item.get("kind", "wait")), str(item.get("choice") or "")
     if kind == "wait":
-        return word(CHOSE, choice)
+        return word(CHOSE, choice) if choice else gettext("decided")
     return word(CHOSE, kind)
 
 
@@ -544,9 +551,9 @@ class _EventWords(dict):  # type: ignore[type-arg]
 #: Sentences that name their own subject: no actor stands before them.
 SUBJECTLESS = frozenset(
     {
-        "run.unclaimed", "verdict", "lease.granted", "lease.lapsed", "effect.unknown", "effect.compensation_unknown", "effect.withdrawn",
-        "wait.satisfied", "wait.timed_out", "wait.signalled", "wait.superseded", "wait.reminded", "wait.policy_changed",
-        "signal.noted",
+        "run.unclaimed", "verdict", "lease.granted", "lease.lapsed", "effect.unknown", "effect.compensation_unknown",
+        "effect.withdrawn", "wait.satisfied", "wait.timed_out", "wait.signalled", "wait.superseded", "wait.reminded",
+        "wait.policy_changed", "signal.noted",
     }
 )  # fmt: skip
 

@@ -12,7 +12,15 @@ from django.utils import timezone
 from rehydrate.models import Effect, LedgerEvent, Wait
 
 PAGE = 60
-DECISIONS = ("wait.decided", "handed_back", "cleared", "retry_granted", "effect.reconciled", "effect.signed_off", "taken_over")
+DECISIONS = (
+    "wait.decided",
+    "handed_back",
+    "cleared",
+    "retry_granted",
+    "effect.reconciled",
+    "effect.signed_off",
+    "taken_over",
+)
 #: Bookkeeping that nobody searches for unless they ask for one run's whole timeline.
 QUIET = ("lease.granted", "lease.retaken", "verdict", "wait.superseded")
 

@@ -22,6 +22,15 @@ _TICKS = {
 }
 
 
+_STATES = {
+    "executed": "done",
+    "compensated": "undone",
+    "failed": "failed",
+    "unknown": "unknown",
+    "compensation_unknown": "unknown",
+}
+
+
 @dataclass(frozen=True)
 class Segment:
     """A stretch of time: `kind` is work, wait, held, rest (still to come) or over (past its deadline)."""
@@ -111,33 +120,34 @@ def from_summary(run: dict[str, Any], now: dt.datetime) -> Track:
     opened = parse_time(run.get("created_at")) or now
     cuts = [(opened, "work")]
     status = run.get("status")
-    turned = parse_time(run.get("updated_at")) or opened
+    turned = parse_time(run.get("status_since")) or parse_time(run.get("updated_at")) or opened
     if status in {"waiting", "review", "ready", "compensating"}:
         cuts.append((turned, "wait"))
     elif status == "taken_over":
         cuts.append((turned, "held"))
-    keys = (run.get("metadata") or {}).get("effect_keys") or []
-    end = turned if turned > opened else now
     marks = []
-    for index, effect in enumerate(keys[:12]):
-        kind = {"executed": "done", "compensated": "undone", "failed": "failed"}.get(str(effect.get("state")))
-        if effect.get("state") in {"unknown", "compensation_unknown"}:
-            kind = "unknown"
-        if kind:
-            share = (index + 1) / (len(keys[:12]) + 1)
-            marks.append((opened + (end - opened) * share, kind, str(effect.get("key", ""))))
+    for effect in run.get("effects") or []:
+        at = parse_time(effect.get("executed_at")) or parse_time(effect.get("updated_at"))
+        kind = _STATES.get(str(effect.get("state")))
+        if at and kind:
+            marks.append((at, kind, str(effect.get("key", ""))))
     return _lay_out(run, cuts, marks, now)
 
 
-def _settle_unknown(
-    run: dict[str, Any], marks: list[tuple[dt.datetime, str, str]], latest: dict[str, int]
-) -> None:
+def next_deadline(run: dict[str, Any]) -> dt.datetime | None:
+    """The first thing to come due: an open wait's deadline, a retry, a timer; list rows bring theirs as `due_at`."""
+    metadata = run.get("metadata") or {}
+    open_waits = [w.get("due_at") for w in run.get("waits") or [] if w.get("status") == "open"]
+    found = [*open_waits, *(w.get("until") for w in metadata.get("waiting_for") or [])]
+    found += [metadata.get("timer_due_at"), run.get("retry_at"), run.get("due_at")]
+    return min((moment for value in found if (moment := parse_time(value))), default=None)
+
+
+def _settle_unknown(run: dict[str, Any], marks: list[tuple[dt.datetime, str, str]], latest: dict[str, int]) -> None:
     """Effects' present states win over the last event seen: a person's reconciling has an event of its own."""
     states = {str(e.get("key")): str(e.get("state")) for e in run.get("effects") or []}
-    names = {"executed": "done", "compensated": "undone", "failed": "failed"}
     for key, index in latest.items():
-        state = states.get(key, "")
-        kind = "unknown" if state in {"unknown", "compensation_unknown"} else names.get(state)
+        kind = _STATES.get(states.get(key, ""))
         if kind:
             at, _, label = marks[index]
             marks[index] = (at, kind, label)
@@ -160,7 +170,7 @@ def _lay_out(
             spans[-1] = Segment(kind, spans[-1].start, stop)
         elif stop > start or index + 1 == len(cuts):
             spans.append(Segment(kind, start, stop))
-    deadline = parse_time((run.get("metadata") or {}).get("timer_due_at")) if not ended else None
+    deadline = next_deadline(run) if not ended else None
     if deadline and deadline > now:
         spans.append(Segment("rest", now, deadline))
     weights = [max(1.0, span.seconds) ** _SQUEEZE + (2.0 if span.kind != "rest" else 0.0) for span in spans]

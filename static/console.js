@@ -221,7 +221,10 @@ doc.addEventListener("announce", (event) => announce(event.detail.value));
 $$("form[data-draft]").forEach(restoreDraft);
 const first = $("main [data-focus]"); if (first) first.focus();
 for (const flash of $$(".flash")) announce(flash.textContent.trim());
-// on a phone the menu starts folded; without this script it is simply open
-const narrow = matchMedia("(max-width: 760px)"), fold = $(".rail-fold");
-const foldRail = () => { if (fold) fold.open = !narrow.matches; };
-foldRail(); narrow.addEventListener("change", foldRail);
+// the style sheet keeps the menu unfolded on wide screens; browsers that cannot do that are helped
+const fold = $(".rail-fold");
+if (fold && !CSS.supports("selector(::details-content)")) {
+  const narrow = matchMedia("(max-width: 760px)");
+  const set = () => { fold.open = !narrow.matches; };
+  set(); narrow.addEventListener("change", set);
+}

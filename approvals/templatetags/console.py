@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-
 from urllib.parse import urlencode
 
 from django import forms, template
@@ -21,6 +20,12 @@ register = template.Library()
 def is_choices(field: Any) -> bool:
     """Radio buttons or check boxes: they need a fieldset, not a label."""
     return isinstance(field.field.widget, forms.RadioSelect | forms.CheckboxSelectMultiple)
+
+
+@register.filter
+def in_list(value: Any, items: list[Any]) -> bool:
+    """`value in items`, for tags that take it as an argument."""
+    return value in items
 
 
 @register.filter
@@ -50,9 +55,11 @@ def _query(**params: Any) -> str:
 
 
 @register.simple_tag
-def decide_link(ask: dict[str, Any], choice: str, scope: str = "", first: bool = False) -> SafeString:
+def decide_link(
+    ask: dict[str, Any], choice: str, scope: str = "", first: bool = False, wide: bool = False
+) -> SafeString:
     """A choice as a link to its confirmation, which opens as a dialog where JavaScript runs."""
-    return _button(reverse("decide", args=[ask["id"], WAYS[choice]]) + _query(scope=scope), choice, first)
+    return _button(reverse("decide", args=[ask["id"], WAYS[choice]]) + _query(scope=scope), choice, first, wide=wide)
 
 
 def _is_next(run: dict[str, Any], code: str) -> bool:
@@ -82,9 +89,9 @@ def recommend_button(button: dict[str, Any], run: dict[str, Any], scope: str = "
     return _button(url, str(action), first, dialog=action != "handback")
 
 
-def _button(url: str, action: str, first: bool, *, dialog: bool = True) -> SafeString:
+def _button(url: str, action: str, first: bool, *, dialog: bool = True, wide: bool = False) -> SafeString:
     return SafeString(
-        render_to_string("_act.html", {"url": url, "action": action, "first": first, "dialog": dialog})
+        render_to_string("_act.html", {"url": url, "action": action, "first": first, "dialog": dialog, "wide": wide})
     )
 
 

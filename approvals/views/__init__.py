@@ -1,1 +1,1 @@
-"""The console's pages, one module a place: account, inbox, runs, decide, operate. They call services, never the ledger."""
+"""The console's pages, one module a place: account, inbox, runs, decide, operate. They call services only."""

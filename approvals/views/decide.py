@@ -58,7 +58,9 @@ class Draft:
         self.ask = present.ask_view(wait, run)
         self.user = request.user
         posted = request.POST if request.method == "POST" else None
-        self.shown_version = _version(posted["wait_version"]) if posted and "wait_version" in posted else wait["version"]
+        self.shown_version = (
+            _version(posted["wait_version"]) if posted and "wait_version" in posted else wait["version"]
+        )
         self.high = self.ask["risk"] == "high" and choice != "reject"
         self.arguments = (self.ask["effect"] or {}).get("arguments") or {}
         self.rows = conditions.blank()

@@ -118,9 +118,7 @@ def save_view(request: HttpRequest) -> HttpResponse:
     form = SavedViewForm(request.POST)
     query = request.POST.get("query", "")[:500]
     if form.is_valid():
-        SavedView.objects.update_or_create(
-            user=request.user, name=form.cleaned_data["name"], defaults={"query": query}
-        )
+        SavedView.objects.update_or_create(user=request.user, name=form.cleaned_data["name"], defaults={"query": query})
         say(request, _("The view is kept."))
     return HttpResponseRedirect(reverse("inbox") + (f"?{query}" if query else ""))
 

@@ -1,4 +1,4 @@
-"""Holding the wheel: take over and hand back, reconcile, sign off, clear, grant tries, terminate; and care of a question.
+"""Holding the wheel: take over and hand back, reconcile, sign off, clear, grant tries, terminate; care of a question.
 
 Every act is a form with its reason, sent by POST; refusals are told next to the form.
 """
@@ -27,7 +27,19 @@ from approvals.forms import (
     ReconcileForm,
     RetryForm,
 )
-from approvals.web import body, caller_of, forget_token, go, page, run_url, say, say_refusal, scope_of, sent_before, signed_in
+from approvals.web import (
+    body,
+    caller_of,
+    forget_token,
+    go,
+    page,
+    run_url,
+    say,
+    say_refusal,
+    scope_of,
+    sent_before,
+    signed_in,
+)
 from rehydrate import selectors, services
 from rehydrate.core import commands
 from rehydrate.core.refusals import Refusal
@@ -95,7 +107,8 @@ RUN_ACTS = {
     "clear": Act(
         gettext_lazy("Clear the run to go on"),
         gettext_lazy("Clear"),
-        gettext_lazy("You say that you have looked, and that it may go on all the same. This holds until the next pause."),
+        gettext_lazy("You say that you have looked, and that it may go on all the same."
+                     " This holds until the next pause."),
         commands.Clear, _clear, gettext_lazy("Cleared."),
     ),
 }  # fmt: skip
@@ -131,7 +144,9 @@ SERVICES = {
 }  # fmt: skip
 
 
-def _answer(request: HttpRequest, act: Act, run: dict[str, Any], call: Callable[[Any], Any], **context: Any) -> HttpResponse:
+def _answer(
+    request: HttpRequest, act: Act, run: dict[str, Any], call: Callable[[Any], Any], **context: Any
+) -> HttpResponse:
     """The common course of an act: form, check, service, and back to the run."""
     form = act.form(request.POST if request.method == "POST" else None, run, request.GET)
     refusal: Refusal | None = None
@@ -153,7 +168,15 @@ def _answer(request: HttpRequest, act: Act, run: dict[str, Any], call: Callable[
     return page(
         request,
         "operate/form.html",
-        {"place": "run", "act": act, "run": run, "form": form, "refusal": refusal, "scope": scope_of(request), **context},
+        {
+            "place": "run",
+            "act": act,
+            "run": run,
+            "form": form,
+            "refusal": refusal,
+            "scope": scope_of(request),
+            **context,
+        },
         status=status,
     )
 
@@ -222,13 +245,18 @@ def reconcile(request: HttpRequest, run_id: Any) -> HttpResponse:
     undoing = effect.get("state") == "compensation_unknown"
     act = Act(
         gettext_lazy("Find out and reconcile"), gettext_lazy("Record what I found"),
-        gettext_lazy("Look in the outside system itself, not in a log of ours. What you record here decides whether it is"
-                     " done again, so record only what you saw."),
+        gettext_lazy("Look in the outside system itself, not in a log of ours. What you record here decides whether"
+                     " it is done again, so record only what you saw."),
         commands.Reconcile, lambda data, run, query: ReconcileForm(data, undoing=undoing),
         gettext_lazy("Recorded."),
     )  # fmt: skip
     return _answer(
-        request, act, run, lambda what: services.reconcile(caller, str(run_id), key, what), effect=effect, name="reconcile"
+        request,
+        act,
+        run,
+        lambda what: services.reconcile(caller, str(run_id), key, what),
+        effect=effect,
+        name="reconcile",
     )
 
 
@@ -292,15 +320,14 @@ def handback(request: HttpRequest, run_id: Any) -> HttpResponse:
         "operate/handback.html",
         {
             "place": "run", "run": run, "form": form, "rows": rows, "own": own, "answers": answers, "errors": errors,
-            "told": told, "refusal": refusal, "effects": present.effects_view(run), "next_up": checkpoint.get("next") or [],
+            "told": told, "refusal": refusal, "effects": present.effects_view(run),
+            "next_up": checkpoint.get("next") or [],
         },
         status=status,
     )  # fmt: skip
 
 
-def _hand_effects(
-    run: dict[str, Any], posted: Any
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+def _hand_effects(run: dict[str, Any], posted: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     """`(the run's unsettled effects with what was said of each, effects added by hand, errors)`."""
     errors: list[str] = []
     rows = []
@@ -326,8 +353,10 @@ def _hand_effects(
             for name in ("system", "action", "resource", "receipt")
         }
         item["index"] = str(index)
-        if posted is not None and any(item[n] for n in ("system", "action", "resource", "receipt")) and not (
-            item["system"] and item["action"]
+        if (
+            posted is not None
+            and any(item[n] for n in ("system", "action", "resource", "receipt"))
+            and not (item["system"] and item["action"])
         ):
             item["error"] = gettext("Name the system and what was done there.")
             errors.append(item["error"])

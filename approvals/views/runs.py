@@ -96,7 +96,10 @@ def _key(context: dict[str, Any]) -> str:
         [
             run.get("version"),
             run.get("status"),
-            [(w.get("id"), w.get("version"), w.get("status"), len(w.get("votes") or [])) for w in run.get("waits") or []],
+            [
+                (w.get("id"), w.get("version"), w.get("status"), len(w.get("votes") or []))
+                for w in run.get("waits") or []
+            ],
             context["scopes"],
         ]
     )

@@ -220,7 +220,9 @@ def recommended(run: dict[str, Any]) -> dict[str, Any]:
 
 @register.filter
 def who(value: Any) -> str:
-    """A person by name, whether the shape has a name or an object."""
+    """A person by name: of a decision, of an object with a name, or the name itself."""
+    if isinstance(value, dict) and "decided_by" in value:
+        value = value.get("decided_by_name") or value["decided_by"]
     return narrative.actor(value)
 
 
@@ -259,7 +261,7 @@ def ago(value: Any, now: Any) -> str:
 
 @register.filter
 def soon(value: Any, now: Any) -> str:
-    """"over" past a deadline, "soon" in its last two hours, else empty."""
+    """ "over" past a deadline, "soon" in its last two hours, else empty."""
     moment, present = formats.parse_time(value), formats.parse_time(now)
     if not moment or not present:
         return ""
@@ -293,16 +295,22 @@ def wait_word(wait: dict[str, Any]) -> str:
 
 
 @register.simple_tag(takes_context=True)
-def effect_time(context: Context, effect: dict[str, Any], events: list[dict[str, Any]] | None = None) -> SafeString | str:
-    """When an effect's latest event was."""
-    at = next(
-        (
-            event.get("at")
-            for event in reversed(events or [])
-            if str(event.get("type", "")).startswith("effect.")
-            and (event.get("payload") or {}).get("key") == effect.get("key")
-        ),
-        None,
+def effect_time(
+    context: Context, effect: dict[str, Any], events: list[dict[str, Any]] | None = None
+) -> SafeString | str:
+    """When an effect was carried out, or last changed."""
+    at = (
+        effect.get("executed_at")
+        or effect.get("updated_at")
+        or next(
+            (
+                event.get("at")
+                for event in reversed(events or [])
+                if str(event.get("type", "")).startswith("effect.")
+                and (event.get("payload") or {}).get("key") == effect.get("key")
+            ),
+            None,
+        )
     )
     return when(context, at, "clock") if at else ""
 

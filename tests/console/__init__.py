@@ -1,0 +1,1 @@
+"""The console without a browser: view models, words, forms, and pages over HTTP."""

@@ -22,7 +22,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from csp.constants import NONE, SELF
-from django.utils.translation import gettext_lazy as _
 
 from rehydrate import data
 from rehydrate.dsn import database_settings
@@ -147,7 +146,7 @@ CSRF_COOKIE_NAME = f"rehydrate_csrf{_cookie_suffix}"
 # -- words and times
 
 LANGUAGE_CODE = "en"
-LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
+LANGUAGES = [("en", "English"), ("zh-hans", "简体中文")]  # each in its own words, so that it is found
 LANGUAGE_COOKIE_NAME = "rehydrate_language"
 LANGUAGE_COOKIE_SAMESITE = "Lax"
 LOCALE_PATHS = [WEB / "locale"]

@@ -285,11 +285,11 @@ def fold(run_id: str, history: list[ev.Recorded]) -> State:
     return state
 
 
-def _run(state: State, **changes: Any) -> State:
+def _run(state: State, /, **changes: Any) -> State:
     return replace(state, run=replace(state.run, **changes))
 
 
-def _wait(state: State, wait_id: str, **changes: Any) -> State:
+def _wait(state: State, wait_id: str, /, **changes: Any) -> State:
     """Change a wait by its id or its key; one that is not loaded is none of this state's business."""
     wait = state.waits.get(wait_id) or state.wait_by_id(wait_id)
     if wait is None:
@@ -297,7 +297,7 @@ def _wait(state: State, wait_id: str, **changes: Any) -> State:
     return replace(state, waits={**state.waits, wait.key: replace(wait, **changes)})
 
 
-def _effect(state: State, key: str, rec: ev.Recorded, **changes: Any) -> State:
+def _effect(state: State, key: str, rec: ev.Recorded, /, **changes: Any) -> State:
     effect = state.effects.get(key)
     if effect is None:
         return state

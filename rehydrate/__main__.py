@@ -11,7 +11,7 @@ from contextlib import ExitStack
 # Run without a database, or (up) with one that they start themselves.
 WITHOUT_DATABASE = {
     "up", "help", "version", "--version", "--help", "-h", "check", "collectstatic", "compilemessages", "diffsettings",
-    "drill", "findstatic", "makemessages", "makemigrations", "spectacular", "startapp", "startproject", "test",
+    "drill", "findstatic", "makemessages", "spectacular", "startapp", "startproject", "test",
     "testserver",
 }  # fmt: skip
 

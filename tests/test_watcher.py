@@ -56,7 +56,7 @@ def test_output_is_passed_on_under_the_services_name(watcher: Watcher, capsys: p
         return "to out" in "".join(out) and "to err" in "".join(out)
 
     run_until(watcher, both)
-    assert {"talker      | to out", "talker      | to err"} <= set("".join(out).splitlines())
+    assert {"talker            | to out", "talker            | to err"} <= set("".join(out).splitlines())
 
 
 def test_what_dies_is_started_again_later_each_time(watcher: Watcher) -> None:

@@ -165,4 +165,4 @@ class Service:
 def say(name: str, text: str, out: TextIO | None = None) -> None:
     """One line under a name; a reader that has gone away is no reason to stop."""
     with contextlib.suppress(OSError, ValueError):
-        print(f"{name:<12}| {text}", file=out or sys.stdout, flush=True)
+        print(f"{name:<17} | {text}", file=out or sys.stdout, flush=True)

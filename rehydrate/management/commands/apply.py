@@ -14,7 +14,7 @@ from rehydrate.flowfile import FileError, parse
 
 class Command(BaseCommand):
     help = "Make workspaces, groups, people and flows what FILE.toml says. The same file twice changes nothing."
-    requires_system_checks: list[str] = []  # noqa: RUF012 (as Django declares it)
+    requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("file", metavar="FILE.toml", help="the file, or - for standard input")

@@ -13,7 +13,7 @@ from approvals.signin import make_link_path
 
 class Command(BaseCommand):
     help = "Print a link that signs this person in once, within a day."
-    requires_system_checks: list[str] = []  # noqa: RUF012 (as Django declares it)
+    requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("user", help="the user name, as a file given to `apply` names it")

@@ -14,7 +14,7 @@ from rehydrate.models import Workspace
 
 class Command(BaseCommand):
     help = "Print a new API key of an agent or of a person. It is shown this once."
-    requires_system_checks: list[str] = []  # noqa: RUF012 (as Django declares it)
+    requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         kinds = parser.add_subparsers(dest="kind", required=True, metavar="agent|person")

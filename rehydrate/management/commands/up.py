@@ -13,7 +13,7 @@ from rehydrate.supervisor.watcher import StartError
 
 class Command(BaseCommand):
     help = "Start the database, the web server, the workers and the demo, and keep them running until Ctrl-C."
-    requires_system_checks: list[str] = []  # noqa: RUF012 (as Django declares it)
+    requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default="127.0.0.1", help="where to serve (127.0.0.1)")

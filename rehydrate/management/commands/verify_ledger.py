@@ -14,7 +14,7 @@ from rehydrate.models import Run
 
 class Command(BaseCommand):
     help = "Walk the hash chains and rebuild the tables from the events; exit 1 at the first that is wrong."
-    requires_system_checks: list[str] = []  # noqa: RUF012 (as Django declares it)
+    requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--run", metavar="ID", help="only this run")

@@ -25,6 +25,7 @@ import httpx
 
 from rehydrate.client import errors
 from rehydrate.client.lease import Lease
+from rehydrate.client.retry import retry_in
 from rehydrate.client.shapes import (
     Answer,
     Approval,
@@ -90,10 +91,13 @@ class Run:
         for effect in [*(run.get("effects") or []), *(envelope.get("effects") or [])]:
             self._learn(effect)
         self._waits: dict[str, Json] = {}
-        for wait in [*(run.get("waits") or []), *(envelope.get("waits") or [])]:
-            key = wait.get("key") or wait["name"]
-            self._waits[key] = {**self._waits.get(key, {}), **wait, "key": key}
-        refs = (envelope.get("metadata") or {}).get("external_refs") or []
+        self._learn_waits([*(run.get("waits") or []), *(envelope.get("waits") or [])])
+        self._all_waits = lease.epoch <= 1  # nobody had the run before: there are none that the envelope leaves out
+        metadata = envelope.get("metadata") or {}
+        failures = metadata.get("failures") or {}
+        self._failures = int(failures.get("count") or 0)
+        self._failures_allowed = int(failures.get("limit") or 1_000_000)
+        refs = metadata.get("external_refs") or []
         self._refs: set[tuple[str, str, str]] = {(r["system"], r.get("type") or "", r["id"]) for r in refs}
         self._counts: Counter[str] = Counter()
         self._keys: dict[object, str] = {}
@@ -238,12 +242,11 @@ class Run:
         effect = self._effects.get(key)
         if effect is None or effect.get("arguments") is None:
             return None
+        edited = (effect.get("approval") or {}).get("choice") == "edit"
         for wait in self._waits.values():
-            decision = wait.get("decision") or {}
-            asked = ((wait.get("ask") or {}).get("effect") or {}).get("key", wait.get("effect_key"))
-            if decision.get("choice") == "edit" and asked == key:
-                return dict(effect["arguments"])
-        return None
+            asked = ((wait.get("ask") or {}).get("effect") or {}).get("key")
+            edited = edited or (asked == key and (wait.get("decision") or {}).get("arguments") is not None)
+        return dict(effect["arguments"]) if edited else None
 
     # --- pauses ----------------------------------------------------
 
@@ -266,14 +269,9 @@ class Run:
     def open(self, wait: Wait) -> OpenWait:
         """Open a wait and go on: its URL can be handed out before the run pauses for it."""
         key = self._wait_key(wait)
-        known = self._waits.get(key)
+        known = self._wait(key)
         if known is None:
-            answer = self._append([{"type": "wait.opened", "wait": wait.body(key)}])
-            for opened in answer.get("waits") or []:
-                self._waits[opened.get("key") or opened["name"]] = {
-                    **opened,
-                    "key": opened.get("key") or opened["name"],
-                }
+            self._learn_waits(self._append([{"type": "wait.opened", "wait": wait.body(key)}]).get("waits") or [])
             known = self._waits[key]
         url = known.get("callback_url")
         return OpenWait(wait, key, known["id"], urljoin(self._ledger.url + "/", url) if url else None)
@@ -294,8 +292,9 @@ class Run:
         """The answers as they come: the flow is called again at each, gets all so far, and pauses for the rest."""
         left: list[tuple[Wait | OpenWait, str]] = []
         for wait, key in zip(waits, self._keys_of_pause(waits, first_counts=False), strict=True):
-            if key in self._waits and self._waits[key]["status"] != "open":
-                yield answer_of(self._waits[key])
+            known = self._wait(key)
+            if known is not None and known["status"] != "open":
+                yield answer_of(known)
             else:
                 left.append((wait, key))
         if left:
@@ -314,13 +313,13 @@ class Run:
         return current
 
     def _resolved(self, keys: Sequence[str], *, first_counts: bool) -> bool:
-        known = [self._waits[key] for key in keys if key in self._waits]
+        known = [wait for wait in map(self._wait, keys) if wait is not None]
         if first_counts and any(w["status"] in ("satisfied", "rejected") or w.get("decision") for w in known):
             return True
         return len(known) == len(keys) and all(wait["status"] != "open" for wait in known)
 
     def _answer(self, wait: Wait | OpenWait, key: str) -> Answer:
-        known = self._waits.get(key)
+        known = self._wait(key)
         if known is not None:
             return answer_of(known)
         inner = wait.wait if isinstance(wait, OpenWait) else wait
@@ -331,7 +330,7 @@ class Run:
         bodies: list[Json] = []
         for wait, key in zip(waits, keys, strict=True):
             inner = wait.wait if isinstance(wait, OpenWait) else wait
-            if key in self._waits:
+            if self._wait(key) is not None:
                 bodies.append({"key": key})  # open already: it keeps its id, version and deadline
                 continue
             body = inner.body(key)
@@ -364,7 +363,7 @@ class Run:
 
     def _withdrawn(self, key: str) -> bool:
         """Closed without any answer, as by a takeover or a recall."""
-        known = self._waits.get(key)
+        known = self._wait(key)
         return known is not None and known["status"] in ("superseded", "cancelled") and not known.get("decision")
 
     # --- undoing ----------------------------------------------------
@@ -419,19 +418,25 @@ class Run:
             event["result"] = {"data": result}
         self._append([event])
 
-    def fail(self, error: BaseException, *, retryable: bool, retry_in: int | None) -> None:
-        event: Json = {"type": "failed", "error": error_of(error), "retryable": retryable}
-        if retryable and retry_in is not None:
-            event["retry_in"] = retry_in
-        self._append([event])
+    def fail(self, error: BaseException, *, retryable: bool) -> None:
+        """The flow failed: it is tried again later, or a person looks at it now."""
+        self._failures += 1
+        pause = (self.retry_in() or 0) if retryable else 0
+        self._append([{"type": "failed", "error": error_of(error), "retryable": retryable, "retry_in": pause}])
+
+    def retry_in(self) -> int | None:
+        """Seconds until the next try after the failures so far; None when there is none: a person looks at it now."""
+        return None if self._failures >= self._failures_allowed else retry_in(self._failures)
+
+    def repeats(self, key: str) -> bool:
+        """Whether the agent itself may settle this effect's unknown outcome, by its key or by looking it up."""
+        effect = self._effects.get(key) or {}
+        return bool(effect.get("retry_safe") or effect.get("lookup"))
 
     def release(self, retry_in: int | None = None) -> None:
         """Give the lease back: the ledger's verdict says what happens now. One that is gone already is as good."""
         with contextlib.suppress(errors.LeaseLost, errors.RunEnded):
             self._ledger.release(self.id, self._lease.epoch, retry_in=retry_in)
-
-    def attempts(self, key: str) -> int:
-        return int((self._effects.get(key) or {}).get("attempt") or 1)
 
     def _append(self, events: list[Json]) -> Json:
         self._lease.check()
@@ -455,7 +460,22 @@ class Run:
             self._lease.renewed(answer["lease"])
         for effect in answer.get("effects") or []:
             self._learn(effect)
+        self._failures = int((answer.get("run") or {}).get("failure_count") or self._failures)
         return answer
+
+    def _learn_waits(self, waits: Sequence[Json]) -> None:
+        for wait in waits:
+            key = wait.get("key") or wait["name"]
+            self._waits[key] = {**self._waits.get(key, {}), **wait, "key": key}
+
+    def _wait(self, key: str) -> Json | None:
+        """A wait of this run. The envelope has those of the latest pause; the others are fetched when first needed."""
+        if key not in self._waits and not self._all_waits:
+            latest = dict(self._waits)
+            self._learn_waits(self._ledger.get(self.id).get("waits") or [])
+            self._learn_waits(list(latest.values()))  # what the verdict was given on stays as it was
+            self._all_waits = True
+        return self._waits.get(key)
 
     def _learn(self, effect: Json) -> None:
         self._effects[effect["key"]] = {**self._effects.get(effect["key"], {}), "granted": None, **effect}

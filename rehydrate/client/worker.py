@@ -36,15 +36,7 @@ NO_USE_TRYING = (
     errors.TooLarge,
 )
 # The ledger has written down what is wrong, and its verdict says how the run goes on.
-LEDGER_KNOWS = (
-    errors.EffectUnknown,
-    errors.ApprovalMismatch,
-    errors.ApprovalExpired,
-    errors.ConditionUnmet,
-    errors.RetriesExhausted,
-    errors.OpenCompensation,
-    errors.NotResumable,
-)
+LEDGER_KNOWS = (errors.ApprovalMismatch, errors.ApprovalExpired, errors.ConditionUnmet, errors.RetriesExhausted)
 GONE = (errors.LeaseLost, errors.RunEnded, errors.NotFound)
 
 
@@ -189,16 +181,18 @@ class Worker:
             run.release()
         except (*GONE, errors.Unreachable, errors.Unavailable, errors.RateLimited):
             raise
-        except (errors.EffectFailed, errors.EffectOutcomeUnknown) as error:
+        except errors.EffectFailed as error:
             log.warning("%s: %s", name, error)
-            run.release(retry_in(run.attempts(error.key)))
+            run.release(run.retry_in())
+        except errors.EffectOutcomeUnknown as error:
+            log.warning("%s: %s", name, error)
+            run.release(retry_in(1) if run.repeats(error.key) else None)
         except LEDGER_KNOWS as error:
             log.warning("%s: %s", name, error)
-            run.release(retry_in(1))
+            run.release()
         except Exception as error:
             log.warning("%s failed", name, exc_info=not isinstance(error, errors.NotRetryable))
-            failures = int((envelope["run"].get("failure_count")) or 0) + 1
-            run.fail(error, retryable=not isinstance(error, NO_USE_TRYING), retry_in=retry_in(failures))
+            run.fail(error, retryable=not isinstance(error, NO_USE_TRYING))
         except BaseException:
             with contextlib.suppress(errors.RehydrateError):
                 run.release()

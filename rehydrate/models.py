@@ -174,6 +174,7 @@ class Run(models.Model):
     handback = models.JSONField(null=True)
     ref_count = models.PositiveIntegerField(default=0)
     effect_count = models.PositiveIntegerField(default=0)
+    decision_count = models.PositiveIntegerField(default=0)
     outcome = models.CharField(max_length=20)
     reasons = models.JSONField(default=list)
     ready_since = models.DateTimeField(null=True)

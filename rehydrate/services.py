@@ -41,8 +41,11 @@ def _sees(caller: Caller) -> Callable[[Run], None]:
     return check
 
 
-def _agent_only(caller: Caller) -> None:
+def _agent_only(caller: Caller, run_id: str | None = None) -> None:
+    """A person gets 404 for a run that is not theirs to see, and 403 for one that is."""
     if caller.kind != "agent":
+        if run_id is not None:
+            selectors.require_visible(caller, run_id)
         raise Refusal("forbidden", "This is for agents: use an agent's key.")
 
 
@@ -156,7 +159,7 @@ def _keep_state(draft: Draft, events: list[cmd.AgentEvents]) -> None:
 
 def append_events(caller: Caller, run_id: str, body: cmd.Append) -> Json:
     """Append a batch: all or nothing, but receipts (rule 9)."""
-    _agent_only(caller)
+    _agent_only(caller, run_id)
     run_id = _uuid(run_id, "run")
     parsed: list[cmd.AgentEvents] = []
     bad: Refusal | None = None
@@ -316,7 +319,7 @@ def _noted(state: State, recorded: ev.Recorded | None, key: str | None) -> Json:
 
 
 def heartbeat(caller: Caller, run_id: str, body: cmd.Heartbeat) -> Json:
-    _agent_only(caller)
+    _agent_only(caller, run_id)
     _, draft = ledger.change(
         _uuid(run_id, "run"),
         lambda draft: core.heartbeat(draft, body),
@@ -329,7 +332,7 @@ def heartbeat(caller: Caller, run_id: str, body: cmd.Heartbeat) -> Json:
 
 
 def release(caller: Caller, run_id: str, body: cmd.Release) -> Json:
-    _agent_only(caller)
+    _agent_only(caller, run_id)
     _, draft = ledger.change(
         _uuid(run_id, "run"),
         lambda draft: core.release(draft, body),
@@ -342,7 +345,7 @@ def release(caller: Caller, run_id: str, body: cmd.Release) -> Json:
 
 
 def recall(caller: Caller, run_id: str, body: cmd.Recall) -> Json:
-    _agent_only(caller)
+    _agent_only(caller, run_id)
     found, draft = ledger.change(
         _uuid(run_id, "run"),
         lambda draft: core.recall(draft, body),
@@ -355,7 +358,7 @@ def recall(caller: Caller, run_id: str, body: cmd.Recall) -> Json:
 
 def rehydrate_run(caller: Caller, run_id: str, body: cmd.Rehydrate) -> Json:
     """The envelope: what must happen now, and the lease where the run may go on."""
-    _agent_only(caller)
+    _agent_only(caller, run_id)
     found, draft = ledger.change(
         _uuid(run_id, "run"),
         lambda draft: core.rehydrate(draft, body),
@@ -422,10 +425,8 @@ def send_signal(caller: Caller, body: cmd.Signal) -> Json:
     _agent_only(caller)
     (workspace,) = caller.workspaces
     aimed = [body.run is not None, body.flow is not None or body.external_id is not None, body.correlation is not None]
-    if not any(aimed):
-        raise invalid("/run", "Say whom it is for: run, or flow and external_id, or correlation.")
-    if aimed[0] and aimed[1]:
-        raise invalid("/run", "Say it once: run, or flow and external_id.")
+    if sum(aimed) != 1:
+        raise invalid("/run", "Say whom it is for, once: run, or flow and external_id, or correlation.")
     if (body.flow is None) != (body.external_id is None):
         raise invalid("/external_id" if body.external_id is None else "/flow", "flow and external_id go together.")
     if body.flow is not None and not caller.sees(workspace, body.flow):
@@ -454,8 +455,11 @@ def send_signal(caller: Caller, body: cmd.Signal) -> Json:
 
 def receive(signal: Signal) -> Json:
     """Store (in a transaction of its own, so that it is never lost) and match."""
+    flow, external_id = signal.flow, signal.external_id
+    if signal.run_id is not None:
+        flow, external_id = signal.run.flow, signal.run.external_id
     with transaction.atomic():
-        places = signals.targets(flow=signal.flow, external_id=signal.external_id, correlation=signal.correlation)
+        places = signals.targets(flow=flow, external_id=external_id, correlation=signal.correlation)
         signals.lock(str(signal.workspace_id), signal.name, places)
         signal.received_at = clock.now()
         try:
@@ -731,6 +735,7 @@ def comment_wait(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
 def _run_change(
     caller: Caller, run_id: str, operation: str, work: Callable[[Draft], Any], *, settles: bool = False
 ) -> Json:
+    """The decision made, with the run as it stands after it; the run alone where no decision was made."""
     run_id = _uuid(run_id, "run")
     if not caller.is_person:
         _refused_agent(caller, run_id, run_id, operation)
@@ -740,8 +745,14 @@ def _run_change(
             _not_requester(draft)
         work(draft)
 
-    ledger.change(run_id, act, actor=caller.actor(), operation=operation, check=_holds(caller, "operator"))
-    return selectors.get_run(caller, run_id)
+    _, draft = ledger.change(
+        run_id, act, actor=caller.actor(), operation=operation, check=_holds(caller, "operator")
+    )
+    run = selectors.get_run(caller, run_id)
+    made = list(draft.state.decisions.values())
+    if not made:
+        return run
+    return {**dict(_reveal(draft, caller, shapes.decision(made[-1]))), "run": run}
 
 
 def takeover(caller: Caller, run_id: str, body: cmd.Reasoned) -> Json:

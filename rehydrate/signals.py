@@ -37,8 +37,7 @@ def buffered_for(run: Run, name: str, correlation: str | None) -> Signal | None:
     """The oldest signal that came before its wait and fits it; by sequence where the sender counts."""
     aimed = Q(run_id=run.id) | Q(flow=run.flow, external_id=run.external_id)
     if correlation is not None:
-        aimed |= Q(correlation=correlation, run__isnull=True, external_id__isnull=True)
-        aimed &= Q(correlation=correlation) | Q(correlation__isnull=True)
+        aimed |= Q(correlation=correlation)
     return (
         Signal.objects.filter(aimed, workspace_id=run.workspace_id, name=name, state__in=["buffered", "received"])
         .filter(Q(flows=["*"]) | Q(flows__contains=[run.flow]))
@@ -59,11 +58,7 @@ def candidates(signal: Signal) -> list[Wait]:
     if signal.external_id is not None:
         found = found.filter(run__flow=signal.flow, run__external_id=signal.external_id)
     if signal.correlation is not None:
-        exact = found.filter(correlation=signal.correlation)
-        if signal.run_id is None and signal.external_id is None:
-            return list(exact)
-        # Aimed at a run: a correlation narrows it down, and a wait without one takes any.
-        return list(exact) or list(found.filter(correlation__isnull=True))
+        found = found.filter(correlation=signal.correlation)
     return list(found)
 
 

@@ -414,7 +414,7 @@ class Answer(Body):
 class HandEffect(Body):
     """An effect done by hand: a planned or unknown key, or all of a new one. `outcome` reconciles an unknown one."""
 
-    key: Id
+    key: Id | None = None
     outcome: Literal["executed", "not_executed", "compensated"] = "executed"
     system: Name | None = None
     action: Name | None = None

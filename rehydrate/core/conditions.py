@@ -1,15 +1,21 @@
 """Conditions of an approval: JSON Pointers into the effect's arguments, compared exactly. Pure; nothing of runs here."""
 
-from decimal import Decimal, InvalidOperation
+import re
+from decimal import Decimal
 from typing import Any, Final
 
 import jsonpointer
 
 _MISSING: Final = object()
+_POINTER: Final = re.compile(r"(/([^~/]|~[01])*)*")
+#: What counts as a decimal in text: no signs but a minus, no spaces, no other digits than ASCII's.
+_TEXT: Final = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?", re.ASCII)
 
 
 def resolve(arguments: Any, pointer: str) -> Any:
     """The value at an RFC 6901 pointer, or a marker that equals nothing."""
+    if not _POINTER.fullmatch(pointer) or pointer.endswith("/-"):
+        return _MISSING
     return jsonpointer.resolve_pointer(arguments, pointer, _MISSING)
 
 
@@ -21,11 +27,9 @@ def _decimal(value: Any) -> Decimal | None:
     """Numbers and decimal strings as decimals; everything else has no order."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
-    try:
-        number = Decimal(str(value).strip()) if not isinstance(value, str) else Decimal(value)
-    except InvalidOperation:
+    if isinstance(value, str) and not _TEXT.fullmatch(value):
         return None
-    return number if number.is_finite() else None
+    return Decimal(str(value))
 
 
 def _equal(left: Any, right: Any) -> bool:

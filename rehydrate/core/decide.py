@@ -63,7 +63,8 @@ def settle(draft: Draft) -> None:
                 status=status,
                 outcome=found.outcome,
                 reasons=reasons,
-                escalated=status == "review" and run.status != "review",
+                # Failures at the limit were told when they reached it.
+                escalated=status == "review" and run.status != "review" and found.reasons[0].code != "retries_exhausted",
                 alarm_at=after(draft.now, within) if status in ("ready", "compensating") else None,
             )
         )
@@ -276,7 +277,7 @@ def recall(draft: Draft, body: cmd.Recall) -> verdict.Verdict:
 def append(draft: Draft, event: cmd.AgentEvents, *, pointer: str, last: bool) -> tuple[ev.Recorded | None, str | None]:
     """One event of a batch under a live lease: its fact, and the key of the effect it named."""
     match event:
-        case cmd.Paused() | cmd.Completed() | cmd.Failed() | cmd.Cancelled() if not last:
+        case cmd.Paused() | cmd.Completed() | cmd.Failed() if not last:
             raise invalid(f"{pointer}/type", "This event gives the lease up, so it must be the last of its batch.")
         case cmd.Checkpoint():
             return _checkpoint(draft, event), None
@@ -310,9 +311,7 @@ def append(draft: Draft, event: cmd.AgentEvents, *, pointer: str, last: bool) ->
         case cmd.Failed():
             return _failed(draft, event), None
         case cmd.Cancelled():
-            recorded = draft.add(ev.RunCancelled(reason=event.reason))
-            effects.unsettle(draft, "the run was cancelled in mid-effect")
-            return recorded, None
+            return draft.add(ev.RunCancelled(reason=event.reason)), None
         case cmd.Paused():
             return waiting.pause(draft, event, pointer), None
         case cmd.Completed():
@@ -336,12 +335,14 @@ def _failed(draft: Draft, event: cmd.Failed) -> ev.Recorded:
     run = draft.run
     undoing = run.lease_purpose == "compensate"
     failures = (run.undo_failures if undoing else run.failure_count) + 1
+    limit = draft.pinned.max_failures if undoing else run.failure_limit
     seconds = event.retry_in if event.retry_in is not None else policy.backoff(failures)
+    again = event.retryable and failures < limit  # otherwise there is no next try, and nothing to wait for
     recorded = draft.add(
         ev.RunFailed(
             error={"code": event.error.code, "message": event.error.message},
             retryable=event.retryable,
-            retry_at=after(draft.now, seconds),
+            retry_at=after(draft.now, seconds) if again else None,
             undoing=undoing,
         )
     )
@@ -407,8 +408,9 @@ def handback(draft: Draft, body: cmd.Handback) -> None:
         if wait is None:
             raise invalid(f"/answers/{i}/wait", "This wait was not open when the run was taken over.")
         answers.append(waiting.hand_answer(draft, wait, answer, f"/answers/{i}"))
-    for i, done in enumerate(body.effects):
-        effects.done_by_hand(draft, done, f"/effects/{i}", reason=body.reason)
+    done_keys = [
+        effects.done_by_hand(draft, done, f"/effects/{i}", reason=body.reason) for i, done in enumerate(body.effects)
+    ]
     for effect in draft.state.effects.values():
         if effect.state in ("started", "unknown", "compensating", "compensation_unknown"):
             raise Refusal(
@@ -428,7 +430,7 @@ def handback(draft: Draft, body: cmd.Handback) -> None:
             checkpoint=checkpoint,
             note=body.note,
             answers=answers,
-            effects=[done.key for done in body.effects],
+            effects=done_keys,
             needed_engineer=body.needed_engineer,
         )
     )

@@ -3,6 +3,8 @@
 from datetime import datetime
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from rehydrate.core import commands as cmd
 from rehydrate.core import conditions
 from rehydrate.core import events as ev
@@ -162,6 +164,13 @@ def _replan(
                 fingerprint=print_,
                 why="within the conditions of its approval",
             )
+        )
+    if there.implicit and approval is not None and approval["status"] in ("approved", "used"):
+        raise Refusal(
+            "approval_mismatch",
+            f"What is planned is not what was approved for {there.key}: ask again.",
+            subject=there.key,
+            effect=there,
         )
     raise Refusal(
         "effect_key_reused",
@@ -520,26 +529,28 @@ def compensation_unknown(draft: Draft, event: cmd.EffectCompensationUnknown) -> 
 # -- by hand -----------------------------------------------------------------------------------------------------------------
 
 
-def done_by_hand(draft: Draft, done: cmd.HandEffect, pointer: str, *, reason: str) -> None:
-    """What a person did, or found out, while they held the run (rule 15)."""
-    effect = draft.state.effects.get(done.key)
+def done_by_hand(draft: Draft, done: cmd.HandEffect, pointer: str, *, reason: str) -> str:
+    """What a person did, or found out, while they held the run (rule 15). The effect's key, made where none was named."""
+    key = done.key if done.key is not None else f"by-hand:{draft.ctx.new_id()}"
+    effect = draft.state.effects.get(key)
     if effect is None:
         for name in ("system", "action"):
             if getattr(done, name) is None:
                 raise invalid(f"{pointer}/{name}", "This run has no such effect: say what it was.")
         if done.outcome != "executed":
             raise invalid(f"{pointer}/outcome", "Only what was done can be added.")
-        plan(draft, done, pointer)
+        plan(draft, replace(done, key=key), pointer, receipt=True)
     elif effect.state == "executed" and done.outcome == "executed":
-        return
+        return key
     elif effect.state in DONE and effect.state != "compensation_unknown" and done.outcome != "compensated":
         raise Refusal("effect_already_executed", f"{effect.key} is {effect.state}.", subject=effect.key, effect=effect)
     draft.add(
         ev.EffectReconciled(
             decision=draft.ctx.new_id(),
-            key=done.key,
+            key=key,
             outcome=done.outcome,
             reason=reason,
             receipt=receipt_of(done.receipt),
         )
     )
+    return key

@@ -77,6 +77,7 @@ class Run(Struct, frozen=True, kw_only=True):
     taken_over: dict[str, Any] | None = None
     handback: dict[str, Any] | None = None
     ref_count: int = 0
+    decision_count: int = 0
     effect_count: int = 0
     outcome: str = ""
     reasons: list[dict[str, Any]] = []
@@ -385,14 +386,21 @@ def _granted(state: State, fact: ev.LeaseGranted, rec: ev.Recorded) -> State:
     )
 
 
+def _failure(run: Run, *, undoing: bool) -> dict[str, Any]:
+    """One more failure; the one that reaches the limit is told to people, once."""
+    if undoing:
+        return {"undo_failures": run.undo_failures + 1}
+    reached = run.failure_count + 1 == run.failure_limit
+    return {"failure_count": run.failure_count + 1, "escalation": run.escalation + reached}
+
+
 @_on(ev.LeaseLapsed)
 def _lapsed(state: State, fact: ev.LeaseLapsed, rec: ev.Recorded) -> State:
     run = state.run
     undoing = run.lease_purpose == "compensate"
     return _no_lease(
         state,
-        failure_count=run.failure_count + (not undoing),
-        undo_failures=run.undo_failures + undoing,
+        **_failure(run, undoing=undoing),
         last_error={"code": "lease_lost", "message": f"{fact.holder} did not renew its lease in time"},
     )
 
@@ -487,8 +495,7 @@ def _failed(state: State, fact: ev.RunFailed, rec: ev.Recorded) -> State:
     run = state.run
     return _no_lease(
         state,
-        failure_count=run.failure_count + (not fact.undoing),
-        undo_failures=run.undo_failures + fact.undoing,
+        **_failure(run, undoing=fact.undoing),
         last_error=fact.error,
         not_retryable=not fact.retryable,
         retry_at=fact.retry_at,
@@ -498,7 +505,7 @@ def _failed(state: State, fact: ev.RunFailed, rec: ev.Recorded) -> State:
 @_on(ev.RunCancelled)
 def _cancelled(state: State, fact: ev.RunCancelled, rec: ev.Recorded) -> State:
     state = _close(state, [wait.key for wait in state.open_waits()], "cancelled", rec, fact.reason)
-    return _no_lease(
+    return _run(
         state,
         cancelled={"reason": fact.reason, "by": rec.actor.id},
         cleared=[c for c in state.run.cleared if c != "cancelled"],
@@ -761,7 +768,7 @@ def _effect_failed(state: State, fact: ev.EffectFailed, rec: ev.Recorded) -> Sta
     run = state.run
     return _run(
         state,
-        failure_count=run.failure_count + 1,
+        **_failure(run, undoing=False),
         last_error=fact.error,
     )
 
@@ -812,7 +819,8 @@ def _withdrawn(state: State, fact: ev.EffectWithdrawn, rec: ev.Recorded) -> Stat
 
 
 def _decided(state: State, decision: Decision) -> State:
-    return replace(state, decisions={**state.decisions, decision.id: decision})
+    state = replace(state, decisions={**state.decisions, decision.id: decision})
+    return _run(state, decision_count=state.run.decision_count + 1)
 
 
 @_on(ev.WaitVoted)
@@ -866,7 +874,11 @@ def _voted(state: State, fact: ev.WaitVoted, rec: ev.Recorded) -> State:
         carried = changes.get("policy", wait.policy).get("carried") or {}
         answer = {
             "id": fact.decision,
+            "kind": "wait",
+            "wait": fact.wait,
+            "wait_version": fact.wait_version,
             "choice": fact.choice,
+            "seen": fact.seen,
             "arguments": fact.arguments if fact.arguments is not None else carried.get("arguments"),
             "response": fact.response,
             "conditions": fact.conditions or carried.get("conditions") or [],
@@ -1073,7 +1085,11 @@ def _handed_back(state: State, fact: ev.HandedBack, rec: ev.Recorded) -> State:
             continue
         given = {
             "id": fact.decision,
+            "kind": "handback",
+            "wait": wait.id,
+            "wait_version": wait.version,
             "choice": answer["choice"],
+            "seen": None,
             "arguments": answer.get("arguments"),
             "response": answer.get("response"),
             "conditions": [],
@@ -1085,7 +1101,8 @@ def _handed_back(state: State, fact: ev.HandedBack, rec: ev.Recorded) -> State:
             "decided_at": _text(rec.at),
         }
         state = _wait(state, wait.key, decision=given)
-        state = _approve(state, wait, given, rec)
+        if answer.get("authorises"):
+            state = _approve(state, wait, given, rec)
     # A hand-back settles what held the run up, as a clear does, and it passes the gate of its stage.
     return _run(
         state,

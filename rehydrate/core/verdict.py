@@ -113,8 +113,7 @@ def the_no(state: State, policy: FlowPolicy) -> tuple[str, str | None, str] | No
         for wait in state.pause_list():
             code = is_no(wait)
             if code is not None:
-                ends = wait.status == "timed_out" and wait.why == "terminate" and wait.on_reject != "review"
-                found.append((code, wait.id, "terminate" if ends else wait.on_reject))
+                found.append((code, wait.id, wait.on_reject))
     found = [no for no in found if no[0] not in run.cleared]
     # Cancelled is said once for the run; of the others the worst counts first.
     return min(found, key=lambda no: _WORST[no[2]]) if found else None
@@ -195,7 +194,7 @@ def _rows_3_to_6(case: _Case) -> Found:
                 "review",
                 Reason("compensation_unknown", f"Nobody knows whether {_what(effect)} was undone.", effect.key),
             )
-        elif needs_sign_off(effect) and "sign_off_needed" not in case.state.run.cleared:
+        elif on_reject != "continue" and needs_sign_off(effect) and "sign_off_needed" not in case.state.run.cleared:
             stuck = True
             text = f"{_what(effect)} is done and cannot be undone: a person must sign that off."
             yield "review", Reason("sign_off_needed", text, effect.key)

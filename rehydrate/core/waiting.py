@@ -82,7 +82,7 @@ def _missing(draft: Draft, opened: list[dict[str, Any]], named: list[str]) -> li
         "timer_due_at": "timer" in kinds or bool(named),
         "external_refs": run.ref_count > 0,
         "effect_keys": bool(state.effects) or run.effect_count > 0,
-        "decisions": True,
+        "decisions": run.decision_count > 0,
         "failures": True,
     }
     return [name for name in draft.policy.required if not have.get(name, True)]
@@ -450,15 +450,19 @@ def replan(draft: Draft, key: str, arguments: dict[str, Any], *, why: str) -> No
 
 
 def hand_answer(draft: Draft, wait: Wait, answer: cmd.Answer, pointer: str) -> dict[str, Any]:
-    """An answer given while handing back, to a wait that the takeover superseded: by somebody who may decide it."""
+    """An answer given while handing back, to a wait that the takeover superseded.
+
+    The agent is told it. It authorises the ask's effect only from somebody who might have decided it alone: holding the
+    wheel does not put one into another group.
+    """
+    authorises = False
     if wait.kind == "approval":
-        require_eligible(draft, wait, draft.ctx.actor.id)
-        if answer.choice in ("approve", "edit") and int(wait.policy.get("quorum", 1)) > 1:
-            raise invalid(f"{pointer}/choice", "This needs more than one person's yes: let the agent ask again.")
+        able = able_to_decide(draft, wait.groups, bool(wait.policy.get("exclude_requester", True)))
+        authorises = draft.ctx.actor.id in able and (int(wait.policy.get("quorum", 1)) == 1 or answer.choice == "reject")
         if answer.choice == "approve_with_conditions":
             raise invalid(f"{pointer}/choice", "Conditions are given on the ask itself, not while handing back.")
         _check_answer(draft, wait, answer, pointer)
-        if answer.choice == "edit" and answer.arguments is not None and wait.effect_key is not None:
+        if authorises and answer.choice == "edit" and answer.arguments is not None and wait.effect_key is not None:
             replan(draft, wait.effect_key, answer.arguments, why=f"edited by {draft.ctx.actor.name}")
     return {
         "wait": wait.id,
@@ -466,6 +470,7 @@ def hand_answer(draft: Draft, wait: Wait, answer: cmd.Answer, pointer: str) -> d
         "arguments": answer.arguments,
         "response": answer.response,
         "reason": answer.reason,
+        "authorises": authorises,
     }
 
 

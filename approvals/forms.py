@@ -258,8 +258,8 @@ class PreferenceForm(forms.ModelForm):  # type: ignore[type-arg]
     class Meta:
         model = UserPreference
         fields = ("language", "theme", "time_zone", "shortcuts")
-        labels = {"theme": _("Theme"), "shortcuts": _("Keyboard shortcuts")}  # noqa: RUF012 - Django's way
-        widgets = {"theme": forms.RadioSelect}  # noqa: RUF012
+        labels = {"theme": _("Theme"), "shortcuts": _("Keyboard shortcuts")}
+        widgets = {"theme": forms.RadioSelect}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -276,4 +276,4 @@ class SavedViewForm(forms.ModelForm):  # type: ignore[type-arg]
     class Meta:
         model = SavedView
         fields = ("name",)
-        labels = {"name": _("Name of this view")}  # noqa: RUF012
+        labels = {"name": _("Name of this view")}

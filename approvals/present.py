@@ -242,9 +242,7 @@ def follows(run: Shape, wait: Shape | None) -> Shape:
     if asked:
         approve.append({"act": "do", "effect": asked})
     approve += [{"act": "do", "effect": e} for e in effects["planned"] if e.get("key") != asked.get("key")]
-    approve += [{"act": "then", "text": text} for text in (run.get("checkpoint") or {}).get("next") or []]
-    if len(approve) == 0 or not asked:
-        approve.append({"act": "resume", "stage": run.get("stage")})
+    approve.append({"act": "resume", "stage": run.get("stage")})
     reject: list[Shape] = []
     way = str(wait.get("on_reject") or "compensate")
     if asked:
@@ -377,3 +375,17 @@ def claimed_by(wait: Shape | None) -> str:
     if isinstance(value, dict):
         return str(value.get("name") or value.get("id") or "")
     return str(value or "")
+
+
+def timeline(events: list[Shape]) -> list[Shape]:
+    """The events to show: a status said again (its reasons having changed) is left to the raw ledger."""
+    shown: list[Shape] = []
+    status = None
+    for event in events:
+        if event.get("type") == "verdict":
+            new = (event.get("payload") or {}).get("status")
+            if new == status:
+                continue
+            status = new
+        shown.append(event)
+    return shown

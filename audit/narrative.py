@@ -226,7 +226,7 @@ _EVENTS = {
     "note": gettext_lazy("noted: %(text)s"),
     "paused": gettext_lazy("paused: %(asks)s"),
     "verdict": gettext_lazy("The run is now: %(status)s"),
-    "lease.granted": gettext_lazy("%(holder)s took the run on (epoch %(epoch)s)"),
+    "lease.granted": gettext_lazy("took the run on (epoch %(epoch)s)"),
     "lease.retaken": gettext_lazy("took its own hold on the run back"),
     "lease.lapsed": gettext_lazy("The worker went silent; its hold on the run lapsed"),
     "released": gettext_lazy("gave the run back unfinished"),
@@ -424,7 +424,8 @@ def _waiting_sentence(run: dict[str, Any]) -> str:
     if approvals:
         if len(approvals) > 1:
             return ngettext("Decide %(n)d question.", "Decide %(n)d questions.", len(approvals)) % {"n": len(approvals)}
-        if "approve" in (approvals[0].get("ask") or {}).get("choices", ["approve"]):
+        choices = approvals[0].get("choices") or (approvals[0].get("ask") or {}).get("choices") or ["approve"]
+        if "approve" in choices:
             return gettext("Decide: may the agent do this?")
         return gettext("Answer the agent's question.")
     others = [waiting_for(w) for w in waits]
@@ -551,7 +552,7 @@ class _EventWords(dict):  # type: ignore[type-arg]
 #: Sentences that name their own subject: no actor stands before them.
 SUBJECTLESS = frozenset(
     {
-        "run.unclaimed", "verdict", "lease.granted", "lease.lapsed", "effect.unknown", "effect.compensation_unknown",
+        "run.unclaimed", "verdict", "lease.lapsed", "effect.unknown", "effect.compensation_unknown",
         "effect.withdrawn", "wait.satisfied", "wait.timed_out", "wait.signalled", "wait.superseded", "wait.reminded",
         "wait.policy_changed", "signal.noted",
     }

@@ -85,7 +85,10 @@ class Track:
 def from_events(run: dict[str, Any], events: list[dict[str, Any]], now: dt.datetime) -> Track:
     """The large track: segments change where the run paused, went on, was taken over, was given back or ended."""
     opened = parse_time(run.get("created_at")) or now
-    cuts: list[tuple[dt.datetime, str]] = [(opened, "wait")]
+    # An agent that opens a run works on it; one that nobody held at first waited for somebody to come.
+    came = next((parse_time(e.get("at")) for e in events if e.get("type") == "lease.granted"), None)
+    at_once = came is not None and (came - opened).total_seconds() < 2
+    cuts: list[tuple[dt.datetime, str]] = [(opened, "work" if at_once else "wait")]
     marks: list[tuple[dt.datetime, str, str]] = []
     latest: dict[str, int] = {}
     for event in events:
@@ -139,7 +142,7 @@ def next_deadline(run: dict[str, Any]) -> dt.datetime | None:
     metadata = run.get("metadata") or {}
     open_waits = [w.get("due_at") for w in run.get("waits") or [] if w.get("status") == "open"]
     found = [*open_waits, *(w.get("until") for w in metadata.get("waiting_for") or [])]
-    found += [metadata.get("timer_due_at"), run.get("retry_at"), run.get("due_at")]
+    found += [metadata.get("timer_due_at"), run.get("due_at")]
     return min((moment for value in found if (moment := parse_time(value))), default=None)
 
 

@@ -82,7 +82,9 @@ def recommend_button(button: dict[str, Any], run: dict[str, Any], scope: str = "
         url = reverse("sign_off", args=[run["id"]]) + _query(key=subject, scope=scope)
     elif action == "handback":
         url = reverse("handback", args=[run["id"]])
-    elif action in {"clear", "retry", "takeover", "terminate"}:
+    elif action == "takeover" and (run.get("verdict") or {}).get("outcome") != "review":
+        return mark_safe("")  # always in the bar; it is advice only where a person has to act
+    elif action in {"clear", "retry", "takeover"}:
         url = reverse("run_act", args=[run["id"], action]) + _query(effect=subject, scope=scope)
     else:
         return mark_safe("")

@@ -37,7 +37,9 @@ def sign_in(request: HttpRequest) -> HttpResponse:
     status = 200
     if request.method == "POST":
         if _too_many(request):
-            return render(request, "429.html", status=429, headers={"Retry-After": str(TRIES_SECONDS)})
+            answer = render(request, "429.html", status=429)
+            answer["Retry-After"] = str(TRIES_SECONDS)
+            return answer
         if form.is_valid() and form.user is not None:
             login(request, form.user)
             return HttpResponseRedirect(safe_next(request, reverse("inbox")))

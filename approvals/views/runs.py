@@ -66,6 +66,7 @@ def load(request: HttpRequest, run_id: Any) -> dict[str, Any]:
         "place": "run",
         "run": run,
         "events": events["results"],
+        "shown_events": present.timeline(events["results"]),
         "events_total": events.get("total"),
         "events_next": events.get("next"),
         "asks": asks,

@@ -45,9 +45,9 @@ def legal_wait(**more: Any) -> dict[str, Any]:
 def test_the_consequences_of_each_button_are_told_in_order() -> None:
     run, wait = contract_run(), legal_wait()
     follows = present.follows(run, wait)
-    assert [(s["act"], s.get("effect", {}).get("key") or s.get("text")) for s in follows["approve"]] == [
+    assert [(s["act"], s.get("effect", {}).get("key") or s.get("stage")) for s in follows["approve"]] == [
         ("do", "sign"),
-        ("then", "Send the signed copy"),
+        ("resume", "drafted"),
     ]
     assert [(s["act"], s.get("effect", {}).get("key")) for s in follows["reject"]] == [
         ("withdrawn", "sign"),

@@ -106,14 +106,14 @@ def test_one_that_ignores_the_request_to_end_is_killed(watcher: Watcher, tmp_pat
     assert time.monotonic() - before < 5
 
 
-def test_the_foundation_goes_last(watcher: Watcher, tmp_path: Path) -> None:
+def test_the_lowest_level_goes_last(watcher: Watcher, tmp_path: Path) -> None:
     log = tmp_path / "order"
     code = (
         "import signal, sys, time\n"
         f"def end(*_):\n    time.sleep({{delay}}); open({str(log)!r}, 'a').write('{{name}} '); sys.exit()\n"
         "signal.signal(15, end); print('up', flush=True)\nwhile True: time.sleep(1)"
     )
-    base = watcher.add(service("base", code.format(name="base", delay=0), foundation=True))
+    base = watcher.add(service("base", code.format(name="base", delay=0), level=0))
     user = watcher.add(service("user", code.format(name="user", delay=0.3)))
     run_until(watcher, lambda: base.well and user.well)
     watcher.stop()

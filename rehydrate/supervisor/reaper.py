@@ -2,9 +2,9 @@
 
     python reaper.py STOP_FLAG
 
-The supervisor holds the other end of standard input and writes `+<group> <signal> <wave>` for each process group it
+The supervisor holds the other end of standard input and writes `+<group> <signal> <level>` for each process group it
 starts and `-<group>` for each that has ended. End of file means that the supervisor is gone: then a flag is raised that
-tells long tasks to stop, and the groups are ended, wave by wave, so that the database goes after those who use it.
+tells long tasks to stop, and the groups are ended, the highest level first: the database goes after those who use it.
 """
 
 import os
@@ -13,7 +13,7 @@ import sys
 import time
 
 PATIENCE = 8.0
-"""Seconds a wave gets to end by itself before it is killed."""
+"""Seconds a level gets to end by itself before it is killed."""
 
 
 def main() -> None:
@@ -22,16 +22,16 @@ def main() -> None:
     groups: dict[int, tuple[int, int]] = {}
     for line in sys.stdin:
         if line.startswith("+"):
-            group, number, wave = line[1:].split()
-            groups[int(group)] = (int(number), int(wave))
+            group, number, level = line[1:].split()
+            groups[int(group)] = (int(number), int(level))
         elif line.startswith("-"):
             groups.pop(int(line[1:]), None)
     if not groups:
         return
     with open(sys.argv[1], "w"):
         pass
-    for wave in sorted({wave for _, wave in groups.values()}):
-        end({group: number for group, (number, its) in groups.items() if its == wave})
+    for level in sorted({level for _, level in groups.values()}, reverse=True):
+        end({group: number for group, (number, its) in groups.items() if its == level})
     os.unlink(sys.argv[1])
 
 

@@ -25,7 +25,7 @@ class Service:
     `probe` raises when the process does not answer as it should; it runs on another thread. A service without one is
     taken to be well while it runs. `patience` is how long it may fail to answer before it is ended and started again.
     Without an `essential` one the system is not ready. `after` names services that must be well first.
-    A `foundation` is ended only when all the others are gone.
+    All are ended level by level, the highest first: what needs another stands on a higher one.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Service:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_within: float = 15.0
     essential: bool = True
-    foundation: bool = False
+    level: int = 1
     after: tuple[str, ...] = ()
     directory: str | None = None
 
@@ -112,7 +112,9 @@ class Service:
 
     def kill_if_late(self) -> None:
         if self.running and self.ending_since is not None and time.monotonic() - self.ending_since > self.stop_within:
+            say(self.name, f"did not end within {self.stop_within:.0f} s, and is killed")
             self.tell(signal.SIGKILL)
+            self.ending_since = time.monotonic()
 
     # -- asking
 

@@ -169,7 +169,7 @@ def _start_postgres(folder: Path, watcher: Watcher, stack: contextlib.ExitStack)
                 probe=probes.postgres_answers(server),
                 stop_signal=signal.SIGINT,
                 stop_within=30,
-                foundation=True,
+                level=0,
                 directory=str(folder),
             )
         )
@@ -238,6 +238,7 @@ def _demo(demo: preparation.Demo | None, folder: Path, local: str) -> list[Servi
             environment={"REHYDRATE_URL": local, "REHYDRATE_KEY": key, "REHYDRATE_DEMO_WORLD": demo.world_url},
             essential=False,
             after=("web", "world"),
+            level=2,  # while the server still takes their receipts
             directory=str(data.ROOT),
         )
         for flow, key in demo.keys.items()

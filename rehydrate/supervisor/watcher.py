@@ -80,7 +80,7 @@ class Watcher:
 
     def start(self, service: Service) -> None:
         process = service.start()
-        self._tell_reaper(f"+{process.pid} {int(service.stop_signal)} {int(service.foundation)}\n")
+        self._tell_reaper(f"+{process.pid} {int(service.stop_signal)} {service.level}\n")
         assert process.stdout is not None
         self._selector.register(process.stdout, selectors.EVENT_READ, service)
 
@@ -148,12 +148,12 @@ class Watcher:
     # -- the end
 
     def stop(self) -> None:
-        """Ends all services: what uses the database before the database."""
+        """Ends all services, level by level: those that need others before those."""
         self.stopping, self.interruptible = True, False
         with contextlib.suppress(OSError):
             self.stop_flag.touch()
-        for foundation in (False, True):
-            wave = [service for service in self.services if service.foundation is foundation]
+        for level in sorted({service.level for service in self.services}, reverse=True):
+            wave = [service for service in self.services if service.level == level]
             for service in reversed(wave):
                 service.ask_to_end()
             while any(service.running for service in wave):

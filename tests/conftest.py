@@ -36,8 +36,18 @@ def _home() -> Path:
     home = Path(tempfile.mkdtemp(prefix="rehydrate-tests-"))
     if os.geteuid() == 0:
         home.chmod(0o711)  # root's PostgreSQL runs as somebody else, who passes through
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    atexit.register(_clear_up, home)
     return home
+
+
+def _clear_up(home: Path) -> None:
+    """The server was stopped by the last worker, unless that one was killed."""
+    from rehydrate.postgres import Embedded
+
+    server = Embedded(home)
+    if server.is_running():
+        server.stop()
+    shutil.rmtree(home, ignore_errors=True)
 
 
 def _embedded() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,26 @@ from .driver import CAST, Agent, DjangoTransport, HttpTransport, Person, Transpo
 OVER_HTTP = os.environ.get("CONTRACT_OVER_HTTP") == "1"
 
 
-@pytest.fixture
-def transport(request: pytest.FixtureRequest) -> Transport:
-    """In process unless CONTRACT_OVER_HTTP=1; real commits wherever other threads must see them."""
-    if OVER_HTTP or getattr(request, "param", "") == "http":
-        return HttpTransport(request.getfixturevalue("live_server").url)
-    marker = request.node.get_closest_marker("django_db")
-    commits = bool(marker and marker.kwargs.get("transaction"))
-    request.getfixturevalue("transactional_db" if commits else "db")
-    return DjangoTransport()
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Over HTTP the server is another process, whose clock a test cannot move."""
-    if OVER_HTTP:
-        here = str(Path(__file__).parent)
-        moved = [i for i in items if str(i.path).startswith(here) and "clock" in getattr(i, "fixturenames", ())]
-        config.hook.pytest_deselected(items=moved)
-        items[:] = [i for i in items if i not in moved]
+    """All of these need the database; those over HTTP really commit, and cannot move the other process's clock."""
+    here = str(Path(__file__).parent)
+    for item in [i for i in items if str(i.path).startswith(here)]:
+        if OVER_HTTP and "clock" in getattr(item, "fixturenames", ()):
+            items.remove(item)
+            config.hook.pytest_deselected(items=[item])
+        elif OVER_HTTP or not item.get_closest_marker("django_db"):
+            item.add_marker(pytest.mark.django_db(transaction=OVER_HTTP))
+
+
+@pytest.fixture
+def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
+    """In process unless CONTRACT_OVER_HTTP=1 or the test says so."""
+    if OVER_HTTP or getattr(request, "param", "") == "http":
+        over_http = HttpTransport(request.getfixturevalue("live_server").url)
+        yield over_http
+        over_http.client.close()
+    else:
+        yield DjangoTransport()
 
 
 @pytest.fixture

@@ -317,6 +317,10 @@ class Run:
         rows = list((who or self.agent.world.person("erin")).pages(f"/runs/{self.id}/events", limit=200))
         return [row for row in rows if kind is None or kind in row["type"]]
 
+    def alarms(self, code: str) -> list[Json]:
+        """The events that tell of this refusal (a verdict that names the code as its reason is not one)."""
+        return [e for e in self.events() if e["type"] != "verdict" and code in f"{e['type']} {e['payload']}"]
+
     def decisions(self) -> list[Json]:
         return list(self.agent.world.person("erin").get(f"/runs/{self.id}/evidence").ok()["decisions"])
 

@@ -6,7 +6,7 @@ import json
 import re
 from functools import partial
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
@@ -341,7 +341,7 @@ def test_a_wrong_key_is_unauthenticated(world: World, header: str) -> None:
     world.nobody.call("GET", "/runs", headers={"Authorization": header}).refused(401, "unauthenticated")
 
 
-@pytest.mark.parametrize("run_id", [str(uuid4()), "nonsense", "0", "%00", "a" * 300])
+@pytest.mark.parametrize("run_id", ["0197a0de-0000-7000-8000-000000000000", "nonsense", "0", "%00", "a" * 300])
 def test_ids_that_are_none(bot: Agent, run_id: str) -> None:
     bot.get(f"/runs/{run_id}").refused(404, "not_found")
     bot.post(f"/runs/{run_id}/events", {"epoch": 1, "events": [checkpoint()]}).refused(404, "not_found")
@@ -597,7 +597,7 @@ def test_a_forged_cursor_is_refused(bot: Agent, cursor: str) -> None:
         ({"stage": "filed"}, "c"),
         ({"q": "Rabbit"}, "b"),
         ({"external_id": "ext-d"}, "d"),
-        ({"label": "team:north"}, "b"),
+        ({"label": "team=north"}, "b"),
         ({"system": "crm"}, "a"),
         ({"resource": "case-7"}, "a"),
         ({"system": "crm", "resource": "case-7"}, "a"),

@@ -73,8 +73,7 @@ def test_s02_a_payment_under_a_fresh_key_is_not_a_second_payment(bot: Agent, dav
     assert run.append(twin).refused(409, "effect_duplicate")["effect"]["receipt"]["id"] == "x1"
     effects = run.look()["effects"]
     assert [(e["key"], e["state"]) for e in effects] == [("k1", "executed")]
-    refusals = [e for e in run.events() if "effect_duplicate" in str(e["payload"])]
-    assert len(refusals) == 2, "each blocked intent is in the ledger"
+    assert len(run.alarms("effect_duplicate")) == 2, "each blocked intent is in the ledger"
 
 
 def test_s02_a_second_payment_on_purpose_needs_a_person_who_names_both(bot: Agent, alice: Person) -> None:
@@ -145,7 +144,7 @@ def test_s05_an_approval_covers_the_arguments_that_were_approved(bot: Agent, ali
     assert run.outcome == "review"
     assert "approval_mismatch" in run.codes
     assert run.state("k1") in ("planned",), "nothing was started"
-    assert len([e for e in run.events() if "approval_mismatch" in str(e["payload"]) or "mismatch" in e["type"]]) == 1
+    assert len(run.alarms("approval_mismatch")) == 1
 
 
 def test_s05_an_approval_covers_its_own_effect_only(bot: Agent, alice: Person) -> None:
@@ -442,7 +441,6 @@ def test_s15_starting_over_repeats_nothing_and_finds_the_limit(bot: Agent, dave:
     assert run.look()["failure_count"] == 3
     assert "retries_exhausted" in run.codes
     assert run.outcome == "review"
-    assert bool(run.look()["escalation"])
     assert bot.open_raw(external_id="job-9", events=[k1]).ok(200)["run"]["id"] == run.id
     again = run.append(k1, k2)  # the same process starts over, or another one that took the lease back
     assert [e["state"] for e in again.ok()["effects"]] == ["executed", "failed"]

@@ -122,8 +122,8 @@ def test_nothing_is_missing_when_all_is_there(bot: Agent) -> None:
     assert run.outcome == "wait"
 
 
-@pytest.mark.parametrize("field", ["stage", "external_refs", "effect_keys", "decisions"])
-def test_a_flow_may_require_any_of_the_ten(bot: Agent, world: World, field: str) -> None:
+@pytest.mark.parametrize("field", ["stage", "external_refs", "effect_keys"])
+def test_a_flow_may_require_other_fields_of_the_ten(bot: Agent, world: World, field: str) -> None:
     flow = world.variant("strict", required=[field])
     run = bot.open(flow=flow, at=None)
     run.pause(approval())

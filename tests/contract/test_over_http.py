@@ -23,7 +23,10 @@ from .driver import (
     statuses,
 )
 
-pytestmark = pytest.mark.parametrize("transport", ["http"], indirect=True)
+pytestmark = [
+    pytest.mark.parametrize("transport", ["http"], indirect=True),
+    pytest.mark.django_db(transaction=True),
+]
 
 
 def test_a_whole_life(bot: Agent, alice: Person) -> None:

@@ -183,8 +183,9 @@ def test_what_is_planned_after_the_approval_must_be_what_was_asked(bot: Agent, a
     run.resume()
     other = {**ORDER, "amount": "999.00"}
     answer = run.append(order(arguments=other))
-    if answer.status == 200:
-        answer = run.start("k1", arguments=other)
+    if answer.status == 422:  # the ask has entered the effect already, so this is rule 8's key with other content
+        answer.refused(422, "effect_key_reused")
+    answer = run.start("k1", arguments=other)
     answer.refused(409, "approval_mismatch")
 
 
@@ -213,12 +214,12 @@ def test_after_a_no_it_does_not_start(bot: Agent, alice: Person, world: World) -
 
 @pytest.mark.parametrize("after", ["a no", "no answer"])
 def test_what_was_done_all_the_same_is_recorded_loudly(bot: Agent, alice: Person, world: World, after: str) -> None:
-    run = bot.open(order(), flow=world.variant("goes-on", on_reject="continue"))
+    run = bot.open(effect("g", "crm.grant"), flow=world.variant("goes-on", on_reject="continue"))
     if after == "a no":
-        alice.reject(run.pause(approval(effect="k1")))
+        alice.reject(run.pause(approval("soft", name="soft-approval", effect="g")))
         run.resume()
-    run.do(executed("k1", "x1"))
-    assert (run.effect("k1")["receipt"]["id"], run.outcome) == ("x1", "review")
+    run.do(executed("g", "x1"))
+    assert (run.effect("g")["receipt"]["id"], run.outcome) == ("x1", "review")
     assert "executed_despite_rejection" in run.codes
 
 

@@ -296,10 +296,10 @@ def test_failures_effect_failures_and_lapsed_leases_all_count(bot: Agent, clock:
     run.rehydrate()
     assert run.look()["failure_count"] == 2
     run.do(failed(retry_in=1))
-    failures = run.look()["metadata"]["failures"]
-    assert (failures["count"], failures["limit"], failures["last_error"]["code"]) == (3, 3, "boom")
     clock.advance(seconds=60)
     sweep()
+    failures = run.look()["metadata"]["failures"]
+    assert (failures["count"], failures["limit"], failures["last_error"]["code"]) == (3, 3, "boom")
     assert (run.outcome, run.status) == ("review", "review")
     assert "retries_exhausted" in run.codes
     assert failures["escalation"]

@@ -165,7 +165,6 @@ def test_a_signal_does_not_answer_an_approval(bot: Agent) -> None:
     "bad",
     [
         {},
-        {"run": "x", "correlation": "c"},
         {"external_id": "x"},
         {"correlation": "c", "occurred_at": "2026-01-01T00:00:00"},
         {"correlation": "c", "sequence": 1.5},

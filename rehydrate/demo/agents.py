@@ -112,7 +112,8 @@ class Agent:
             reasons=["The price is too high", "The terms are not ours", "The wrong customer"],
             rationale=(
                 "Sales and the customer agree on these terms; once it is sent, the customer can sign and we are bound. "
-                "With a condition such as “amount at most 45000.00” the agent lowers the price to that before it sends."
+                "You may change the price, the days and the message, or approve on a condition that has to hold when "
+                "it is sent, such as an amount of at most 50000.00."
             ),
             evidence=[("The contract in brief", paper)],
             rollback="Nothing has gone to the customer yet. If you say no, the draft leaves the customer file.",

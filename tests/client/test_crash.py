@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -201,7 +202,8 @@ def test_server_that_is_killed_and_comes_back_is_waited_for(ledger, world, alice
     world.journal.set_mode("crm", "create_draft", "slow", 1.0, 1)
     agent = process("contract-approval", url=server.url)
     eventually(lambda: done(world, "crm.create_draft"), what="the draft")
-    kill(server.process)
+    os.killpg(server.process.pid, signal.SIGKILL)  # granian's workers, too
+    server.process.wait()
     again = subprocess.Popen(server.process.args, cwd=ROOT, env=server.environment, start_new_session=True)
     try:
         # Away for longer than a lease it was in review meanwhile, and the late receipt settled that.

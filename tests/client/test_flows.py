@@ -46,10 +46,23 @@ def test_contract_is_sent_as_approved(ledger, world, alice, contract):
     assert everything_once(world)
 
 
-def test_contract_is_sent_within_the_conditions(ledger, world, alice, contract):
+def test_contract_is_sent_while_the_condition_holds(ledger, world, alice, contract):
+    conditions = [{"pointer": "/amount", "op": "<=", "value": "50000.00"}]
+
+    alice.decide(contract, "legal-approval", "approve_with_conditions", conditions=conditions)
+    ledger.work_once()
+
+    assert status_of(ledger, contract) == "completed"
+    assert [r["arguments"]["amount"] for r in done(world, "esign.send")] == ["48000.00"]
+
+
+def test_contract_is_brought_within_a_condition_that_does_not_hold_yet(ledger, world, alice, contract):
     conditions = [{"pointer": "/amount", "op": "<=", "value": "45000.00"}]
 
     alice.decide(contract, "legal-approval", "approve_with_conditions", conditions=conditions)
+    assert status_of(ledger, contract) == "review"
+    assert ledger.work_once() is None
+    alice.act(contract, "clear", codes=["condition_unmet"])
     ledger.work_once()
 
     assert status_of(ledger, contract) == "completed"
@@ -118,7 +131,7 @@ def send_documents(world: World, external_id: str = "case-31") -> None:
 def test_customer_is_refunded_after_sending_documents(ledger, world, alice, case):
     run = ledger.get(case)
     assert run["status"] == "waiting"
-    page = next(ref["url"] for ref in run["metadata"]["external_refs"] if ref["system"] == "shop")
+    page = next(ref["url"] for ref in run["external_refs"] if ref["system"] == "shop")
     assert "Send the documents" in httpx.get(page).text
 
     send_documents(world)
@@ -242,7 +255,7 @@ def test_order_whose_answer_was_lost_waits_for_a_person_who_finds_out(ledger, wo
     assert status_of(ledger, order) == "review"
     assert effect["state"] == "unknown"
     assert "/runs/purchasing/po-1001" in effect["error"]["message"]
-    book = next(r["url"] for r in ledger.get(order)["metadata"]["external_refs"] if r["system"] == "supplier")
+    book = next(r["url"] for r in ledger.get(order)["external_refs"] if r["system"] == "supplier")
     number = done(world, "supplier.place_order")[0]["result"]["id"]
     assert number in httpx.get(book).text
 

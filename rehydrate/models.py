@@ -430,6 +430,7 @@ class Decision(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="decisions")
+    seq = models.PositiveBigIntegerField()
     kind = models.CharField(max_length=12)
     wait_id = models.UUIDField(null=True)
     wait_name = models.CharField(max_length=100, null=True)
@@ -457,7 +458,7 @@ class Decision(models.Model):
             )
         ]
         indexes = [
-            models.Index(fields=["run", "decided_at"], name="decision_of_run"),
+            models.Index(fields=["run", "seq"], name="decision_of_run"),
             models.Index(fields=["decided_by", "-decided_at"], name="decision_by_person"),
         ]
 

@@ -97,7 +97,7 @@ def refs_and_decisions(run_id: str) -> tuple[list[Ref], list[Decision]]:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT (SELECT jsonb_agg(to_jsonb(x) ORDER BY x.id) FROM rehydrate_externalref x WHERE x.run_id = %s),"
-            " (SELECT jsonb_agg(to_jsonb(d) ORDER BY d.decided_at, d.id) FROM rehydrate_decision d WHERE d.run_id = %s)",
+            " (SELECT jsonb_agg(to_jsonb(d) ORDER BY d.seq) FROM rehydrate_decision d WHERE d.run_id = %s)",
             [run_id, run_id],
         )
         refs, decisions = cursor.fetchone()

@@ -41,7 +41,8 @@ def lapse(draft: Draft) -> None:
     """The lease ran out: a failure (rule 17), and whatever was under way has an unknown outcome."""
     run = draft.run
     assert run.holder is not None and run.lease_expires_at is not None
-    draft.by_ledger(ev.LeaseLapsed(epoch=run.epoch, holder=run.holder, due_at=run.lease_expires_at))
+    lapsed = ev.LeaseLapsed(epoch=run.epoch, holder=run.holder, due_at=run.lease_expires_at)
+    effects.failure(draft, lapsed, actor=ev.SYSTEM)
     effects.unsettle(draft, f"{run.holder} did not renew its lease in time")
 
 
@@ -64,7 +65,9 @@ def settle(draft: Draft) -> None:
                 outcome=found.outcome,
                 reasons=reasons,
                 # Failures at the limit were told when they reached it.
-                escalated=status == "review" and run.status != "review" and found.reasons[0].code != "retries_exhausted",
+                escalated=status == "review"
+                and run.status != "review"
+                and found.reasons[0].code != "retries_exhausted",
                 alarm_at=after(draft.now, within) if status in ("ready", "compensating") else None,
             )
         )
@@ -338,13 +341,14 @@ def _failed(draft: Draft, event: cmd.Failed) -> ev.Recorded:
     limit = draft.pinned.max_failures if undoing else run.failure_limit
     seconds = event.retry_in if event.retry_in is not None else policy.backoff(failures)
     again = event.retryable and failures < limit  # otherwise there is no next try, and nothing to wait for
-    recorded = draft.add(
+    recorded = effects.failure(
+        draft,
         ev.RunFailed(
             error={"code": event.error.code, "message": event.error.message},
             retryable=event.retryable,
             retry_at=after(draft.now, seconds) if again else None,
             undoing=undoing,
-        )
+        ),
     )
     effects.unsettle(draft, "the agent failed in mid-effect")
     return recorded

@@ -43,6 +43,16 @@ def unsettle(draft: Draft, why: str) -> None:
             draft.by_ledger(ev.CompensationUnknown(key=effect.key, error=error))
 
 
+def failure(draft: Draft, fact: ev.Fact, *, actor: ev.Actor | None = None) -> ev.Recorded:
+    """A fact that counts as a failure (rule 17); the one that reaches the limit is told to people, once."""
+    before = draft.run.failure_count
+    recorded = draft.add(fact, actor=actor)
+    run = draft.run
+    if before < run.failure_limit == run.failure_count:
+        draft.by_ledger(ev.RunEscalated(why="retries_exhausted", failures=run.failure_count))
+    return recorded
+
+
 def withdraw_planned(draft: Draft, why: str, *, only: str | None = None) -> None:
     for effect in list(draft.state.effects.values()):
         if effect.state == "planned" and only in (None, effect.key):
@@ -165,10 +175,10 @@ def _replan(
                 why="within the conditions of its approval",
             )
         )
-    if there.implicit and approval is not None and approval["status"] in ("approved", "used"):
+    if getattr(given, "start", False) and approval is not None and approval["status"] in ("approved", "used"):
         raise Refusal(
             "approval_mismatch",
-            f"What is planned is not what was approved for {there.key}: ask again.",
+            f"What is to run is not what was approved for {there.key}: ask again.",
             subject=there.key,
             effect=there,
         )
@@ -444,7 +454,7 @@ def failed(draft: Draft, event: cmd.EffectFailed, *, late: bool = False, sanitis
         )
     if effect.state == "failed" and late:
         return None
-    return draft.add(ev.EffectFailed(key=effect.key, error=error, late=late, sanitised=sanitised))
+    return failure(draft, ev.EffectFailed(key=effect.key, error=error, late=late, sanitised=sanitised))
 
 
 def unknown(draft: Draft, event: cmd.EffectUnknown) -> ev.Recorded | None:

@@ -158,6 +158,13 @@ class RunUnclaimed(Fact, tag="run.unclaimed"):
     ready_since: datetime
 
 
+class RunEscalated(Fact, tag="run.escalated"):
+    """People are told, once: it failed as often as the flow allows."""
+
+    why: str
+    failures: int
+
+
 class ResumeMismatched(Fact, tag="resume.mismatched"):
     """An agent came with another input or another version than the pause had; a person must say how it goes on."""
 

@@ -217,10 +217,10 @@ def _with_target(value: dict[str, Any]) -> dict[str, Any]:
     return {**{key: child for key, child in value.items() if key != "run"}, **run}
 
 
-def convert(value: Any, type_: Any, pointer: str = "", *, strict: bool = True) -> Any:
+def convert(value: Any, type_: Any, pointer: str = "") -> Any:
     """A JSON value as its struct, or 422 `invalid` that points at the first field that does not fit."""
     try:
-        return msgspec.convert(value, type_, strict=strict)
+        return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
         raise _refused([_located(str(error), pointer)]) from None
 

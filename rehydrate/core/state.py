@@ -208,6 +208,7 @@ class Effect(Struct, frozen=True, kw_only=True):
 class Decision(Struct, frozen=True, kw_only=True):
     id: str
     run_id: str = ""
+    seq: int = 0
     kind: str = "wait"
     wait_id: str | None = None
     wait_name: str | None = None
@@ -387,11 +388,9 @@ def _granted(state: State, fact: ev.LeaseGranted, rec: ev.Recorded) -> State:
 
 
 def _failure(run: Run, *, undoing: bool) -> dict[str, Any]:
-    """One more failure; the one that reaches the limit is told to people, once."""
     if undoing:
         return {"undo_failures": run.undo_failures + 1}
-    reached = run.failure_count + 1 == run.failure_limit
-    return {"failure_count": run.failure_count + 1, "escalation": run.escalation + reached}
+    return {"failure_count": run.failure_count + 1}
 
 
 @_on(ev.LeaseLapsed)
@@ -614,12 +613,17 @@ def _terminated(state: State, fact: ev.RunTerminated, rec: ev.Recorded) -> State
         if fact.decision
         else None
     )
-    return _decided(state, decision) if decision else state
+    return _decided(state, decision, rec) if decision else state
 
 
 @_on(ev.RunUnclaimed)
 def _unclaimed(state: State, fact: ev.RunUnclaimed, rec: ev.Recorded) -> State:
     return _run(state, unclaimed_at=rec.at, alarm_at=None)
+
+
+@_on(ev.RunEscalated)
+def _run_escalated(state: State, fact: ev.RunEscalated, rec: ev.Recorded) -> State:
+    return _run(state, escalation=state.run.escalation + 1)
 
 
 @_on(ev.ResumeMismatched)
@@ -818,7 +822,8 @@ def _withdrawn(state: State, fact: ev.EffectWithdrawn, rec: ev.Recorded) -> Stat
 # -- waits
 
 
-def _decided(state: State, decision: Decision) -> State:
+def _decided(state: State, decision: Decision, rec: ev.Recorded) -> State:
+    decision = replace(decision, seq=rec.seq)
     state = replace(state, decisions={**state.decisions, decision.id: decision})
     return _run(state, decision_count=state.run.decision_count + 1)
 
@@ -847,7 +852,7 @@ def _voted(state: State, fact: ev.WaitVoted, rec: ev.Recorded) -> State:
         decided_at=rec.at,
         seen=fact.seen,
     )
-    state = _decided(state, decision)
+    state = _decided(state, decision, rec)
     if wait is None:
         return state
     vote = {
@@ -1078,7 +1083,7 @@ def _handed_back(state: State, fact: ev.HandedBack, rec: ev.Recorded) -> State:
             "taken_over": state.run.taken_over,
         },
     )
-    state = _move(_decided(state, decision), fact.stage, _person_checkpoint(fact.checkpoint, fact.stage, rec))
+    state = _move(_decided(state, decision, rec), fact.stage, _person_checkpoint(fact.checkpoint, fact.stage, rec))
     for answer in fact.answers:
         wait = state.wait_by_id(answer["wait"])
         if wait is None:
@@ -1141,7 +1146,7 @@ def _cleared(state: State, fact: ev.Cleared, rec: ev.Recorded) -> State:
         detail={"codes": fact.codes, "stage": fact.stage, "agent_version": fact.agent_version},
     )
     stage = fact.stage if fact.stage is not None else state.run.stage
-    state = _move(_decided(state, decision), fact.stage, _person_checkpoint(fact.checkpoint, stage, rec))
+    state = _move(_decided(state, decision, rec), fact.stage, _person_checkpoint(fact.checkpoint, stage, rec))
     for ref in fact.external_refs:
         added = Ref(
             run_id=state.run.id, system=ref["system"], type=ref.get("type"), ref_id=ref["id"], url=ref.get("url")
@@ -1175,7 +1180,7 @@ def _retry_granted(state: State, fact: ev.RetryGranted, rec: ev.Recorded) -> Sta
         decided_at=rec.at,
         detail={"tries": fact.tries},
     )
-    state = _decided(state, decision)
+    state = _decided(state, decision, rec)
     for effect in list(state.effects.values()):
         if effect.undo_failures and fact.effect in (None, effect.key):
             state = _effect(state, effect.key, rec, undo_failures=0)
@@ -1197,7 +1202,7 @@ def _reconciled(state: State, fact: ev.EffectReconciled, rec: ev.Recorded) -> St
         decided_at=rec.at,
         detail={"receipt": fact.receipt},
     )
-    state = _decided(state, decision)
+    state = _decided(state, decision, rec)
     effect = state.effects.get(fact.key)
     if effect is None:
         return state
@@ -1233,7 +1238,7 @@ def _signed_off(state: State, fact: ev.EffectSignedOff, rec: ev.Recorded) -> Sta
         decided_at=rec.at,
     )
     by = {"by": rec.actor.id, "at": _text(rec.at), "reason": fact.reason}
-    return _effect(_decided(state, decision), fact.key, rec, signed_off=by)
+    return _effect(_decided(state, decision, rec), fact.key, rec, signed_off=by)
 
 
 def after(when: datetime, seconds: int) -> datetime:

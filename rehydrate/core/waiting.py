@@ -458,7 +458,9 @@ def hand_answer(draft: Draft, wait: Wait, answer: cmd.Answer, pointer: str) -> d
     authorises = False
     if wait.kind == "approval":
         able = able_to_decide(draft, wait.groups, bool(wait.policy.get("exclude_requester", True)))
-        authorises = draft.ctx.actor.id in able and (int(wait.policy.get("quorum", 1)) == 1 or answer.choice == "reject")
+        authorises = draft.ctx.actor.id in able and (
+            int(wait.policy.get("quorum", 1)) == 1 or answer.choice == "reject"
+        )
         if answer.choice == "approve_with_conditions":
             raise invalid(f"{pointer}/choice", "Conditions are given on the ask itself, not while handing back.")
         _check_answer(draft, wait, answer, pointer)

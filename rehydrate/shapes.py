@@ -187,8 +187,8 @@ def metadata(state: State, refs: list[Ref], decisions: list[Decision]) -> dict[s
     """The ten fields of contract.md section 2, exactly."""
     run = state.run
     waiting = [found for found in state.waits.values() if found.open]
-    timers = [found.due_at for found in waiting if found.kind == "timer"]
-    if run.retry_at is not None and not run.leased and run.status == "waiting":
+    timers = [found.due_at for found in waiting if found.kind == "timer"] or [found.due_at for found in waiting]
+    if run.retry_at is not None and run.status == "waiting":
         timers.append(run.retry_at)
     checkpoint = run.checkpoint
     return {

@@ -220,7 +220,7 @@ class Agent:
         run.checkpoint("ordered", ref=paper, next=["Wait for the supplier to confirm", "Ask a buyer when it is late"])
         said, _late = run.pause(
             confirmation,
-            Timer("supplier-late", self.supplier_patience, who="So long a supplier may keep silent."),
+            Timer("supplier-late", self.supplier_patience),
             resume_when="any",
         )
         if not said.satisfied:
@@ -260,11 +260,10 @@ class Agent:
                 f"Price at {order.supplier}": _money(order.total, order.currency),
                 f"Price at {order.second_supplier}": _money(order.second_total, order.currency),
                 "If you approve": f"It is cancelled at {order.supplier} and ordered from {order.second_supplier}.",
-                "If you respond": f"Your words go to {order.supplier} as a reminder, and we wait one more day.",
+                "If you answer": f"Your comment goes to {order.supplier} as a reminder, and we wait one more day.",
                 "If you reject": "The order is cancelled everywhere, and that is the end of it.",
             },
             choices=["approve", "respond", "reject"],
-            response_schema={"type": "string", "title": "Reminder to the supplier", "minLength": 1, "maxLength": 500},
             reasons=["We do not need it any more", "Both are too expensive"],
             rationale=f"The supplier had {self.supplier_patience} seconds to confirm; in earnest it would be days.",
             evidence=[("The order in brief", paper), ("The supplier's order book", page)],
@@ -276,7 +275,8 @@ class Agent:
             run.effect(cancel, do=self.outside.do)
             self._place(run, basics, order.second_supplier, order.second_total, order, again.url, 10)
         else:
-            text = answer.response if isinstance(answer.response, str) else "Please confirm our order."
+            response = answer.response if isinstance(answer.response, dict) else {}
+            text = str(response.get("reminder") or answer.comment or "Please confirm our order.")
             run.effect(
                 "supplier.remind",
                 {"order": run.external_id, "supplier": order.supplier, "text": text},

@@ -295,7 +295,7 @@ def test_order_of_a_silent_supplier_goes_to_the_second_one(ledger, world, alice,
 
 
 def test_silent_supplier_is_reminded_when_the_buyer_can_wait(ledger, world, alice, late_order):
-    alice.decide(late_order, "late-supplier", "respond", response="Please confirm, we can wait a day.")
+    alice.decide(late_order, "late-supplier", "respond", comment="We can wait a day.")
     ledger.work_once()
     confirm(world, "po-1002")
     reaches(ledger, late_order, "ready")
@@ -303,7 +303,7 @@ def test_silent_supplier_is_reminded_when_the_buyer_can_wait(ledger, world, alic
 
     assert status_of(ledger, late_order) == "completed"
     assert done(world, "supplier.cancel_order") == []
-    assert done(world, "supplier.remind")[0]["arguments"]["text"] == "Please confirm, we can wait a day."
+    assert done(world, "supplier.remind")[0]["arguments"]["text"] == "We can wait a day."
     assert everything_once(world)
 
 

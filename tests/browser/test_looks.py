@@ -1,0 +1,142 @@
+"""Every page in both themes and both widths: axe finds nothing, nothing overflows, nothing breaks the policy."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests.contract.driver import (
+    Agent,
+    World,
+    approval,
+    callback,
+    completed,
+    done,
+    effect,
+    order,
+    paused,
+    started,
+    unknown,
+)
+
+from .conftest import Desk
+
+pytestmark = pytest.mark.browser
+SitsDown = Callable[..., Desk]
+axe = Axe()
+
+
+def findings(page: Page) -> list[str]:
+    """What axe objects to, and what sticks out to the right."""
+    found = [
+        f"{rule['id']}: {node['html'][:160]}" for rule in axe.run(page).response["violations"] for node in rule["nodes"]
+    ]
+    beyond = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    if beyond > 0:
+        found.append(f"{beyond} pixels too wide")
+    return found
+
+
+@pytest.fixture
+def places(world: World, bot: Agent) -> dict[str, str]:
+    """An address for each page, with something on it."""
+    schema = {"type": "object", "properties": {"supplier": {"type": "string"}, "amount": {"type": "string"}}}
+    ask = approval(
+        effect="k1",
+        ask={"risk": "high", "reasons": ["Too dear"], "rationale": "Cheapest", "schema": schema, "rollback": "Cancel",
+             "details": [{"label": "Since", "value": "2019"}], "evidence": [{"title": "Offer", "url": "https://x.example"}]},
+    )  # fmt: skip
+    run = bot.open(*done(effect("m1", "mail.send"), "msg-7"), order(), paused(ask))
+    wait = run.wait("legal-approval")["id"]
+    world.person("alice").post(f"/waits/{wait}/comment", {"comment": "Seen"}).fine()
+    low = bot.open(order(), paused(approval(effect="k1", ask={"risk": "low"}))).wait("legal-approval")["id"]
+    plan = effect("p1", "erp.reserve", compensation={"system": "erp", "action": "unreserve"})
+    lost = bot.open(plan, started("p1", arguments=plan["arguments"]), unknown("p1"), paused(callback()))
+    held = bot.open(order(), paused(approval(effect="k1")))
+    world.person("dave").takeover(held).fine()
+    over = bot.open()
+    over.do(completed())
+    return {
+        "inbox": "/?scope=available",
+        "filtered": "/?scope=available&q=zzz",
+        "empty": "/?scope=overdue",
+        "unknown": "/?scope=unknown",
+        "bulk": f"/inbox/bulk/?wait={low}",
+        "runs": "/runs/",
+        "run": f"/runs/{run.id}/?scope=available",
+        "run without receipt": f"/runs/{lost.id}/?scope=unknown",
+        "run over": f"/runs/{over.id}/",
+        "timeline": f"/runs/{run.id}/timeline/",
+        "approve": f"/waits/{wait}/decide/approve/",
+        "conditions": f"/waits/{wait}/decide/conditions/",
+        "edit": f"/waits/{wait}/decide/edit/",
+        "reject": f"/waits/{wait}/decide/reject/",
+        "respond": f"/waits/{wait}/decide/respond/",
+        "info": f"/waits/{wait}/info/",
+        "extend": f"/waits/{wait}/extend/",
+        "reconcile": f"/runs/{lost.id}/reconcile/?key=p1",
+        "takeover": f"/runs/{run.id}/takeover/",
+        "hand back": f"/runs/{held.id}/handback/",
+        "clear": f"/runs/{lost.id}/clear/",
+        "retry": f"/runs/{lost.id}/retry/",
+        "history": "/history/",
+        "settings": "/settings/",
+        "not there": "/nothing/",
+    }
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 1440), ("light", 390), ("dark", 390)])
+def test_no_page_has_a_fault_that_axe_can_find_or_is_too_wide(
+    sits_down: SitsDown, places: dict[str, str], theme: str, width: int
+) -> None:
+    desk = sits_down("frank", theme=theme, width=width)
+    found = {name: faults for name, path in places.items() if (faults := findings(desk.open(path)))}
+    assert found == {}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_dialogs_and_the_doors_are_faultless_too(sits_down: SitsDown, places: dict[str, str], theme: str) -> None:
+    desk = sits_down("alice", theme=theme)
+    page = desk.open(places["run"])
+    page.keyboard.press("a")
+    expect(page.get_by_role("dialog").get_by_role("button", name="Approve")).to_be_visible()
+    assert findings(page) == []
+    page.get_by_role("dialog").get_by_role("button", name="Approve").click()
+    expect(page.locator("#proof-error")).to_be_visible()
+    assert findings(page) == []
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    assert findings(page) == []
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    assert findings(page) == []
+    assert findings(desk.open("/sign-in/MQ.used-up/")) == []
+
+
+def test_the_chinese_console_fits_on_a_phone(sits_down: SitsDown, places: dict[str, str]) -> None:
+    desk = sits_down("frank", width=390, locale="zh-CN")
+    page = desk.open(places["run"])
+    expect(page.locator("html")).to_have_attribute("lang", "zh-hans")
+    found = {name: faults for name in ("inbox", "run", "hand back", "history", "conditions")
+             if (faults := findings(desk.open(places[name])))}  # fmt: skip
+    assert found == {}
+
+
+def test_the_first_page_is_light_and_asks_no_other_host(sits_down: SitsDown, places: dict[str, str]) -> None:
+    desk = sits_down("alice")
+    hosts: set[str] = set()
+    desk.page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
+    desk.open(places["inbox"])
+    assert hosts == {desk.url.split("/")[2]}
+    total = len(gzip.compress(desk.page.content().encode()))
+    for path in desk.page.evaluate("performance.getEntriesByType('resource').map(r => new URL(r.name).pathname)"):
+        if path.startswith("/static/"):
+            total += len(gzip.compress(httpx.get(desk.url + path).content))
+    assert total < 150_000

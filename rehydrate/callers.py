@@ -15,8 +15,8 @@ class Caller:
     """An authenticated caller.
 
     `workspaces` maps a workspace's id to the roles there (an agent's map has its one workspace and no roles).
-    `flows` are the flow names an agent's key allows, `("*",)` for all of its workspace. `owner` is the user name behind an
-    agent's key. `channel` tells where a person came from: "console" or "api".
+    `flows` are the flow names an agent's key allows, `("*",)` for all of its workspace. `owner` is the user name behind
+    an agent's key. `channel` tells where a person came from: "console" or "api".
     """
 
     kind: Literal["agent", "person", "system"]

@@ -1,4 +1,7 @@
-"""What time does: whatever is due is applied, in batches, by whoever ticks. The rules are those of every other transaction."""
+"""What time does: whatever is due is applied, in batches, by whoever ticks.
+
+The rules are those of every other transaction.
+"""
 
 from rehydrate import claims, clock, ledger, services, signals
 
@@ -7,7 +10,10 @@ BATCH = 200
 
 
 def tick() -> int:
-    """Apply what is due now to all runs, and finish the matching of signals that a crash cut off. How many runs changed."""
+    """Apply what is due now to all runs, and finish the matching of signals that a crash cut off.
+
+    How many runs changed.
+    """
     done = 0
     while True:
         due = claims.overdue(None, BATCH)

@@ -1,6 +1,8 @@
-"""The only writer. Each change of a run is one transaction: lock, apply what is overdue, decide, record events and projections.
+"""The only writer. Each change of a run is one transaction: lock, apply what is overdue, decide, record events and
+projections.
 
-A refusal that matters is an event as well: it is committed, with what it changes, while the caller still gets the refusal.
+A refusal that matters is an event as well: it is committed, with what it changes, while the caller still gets the
+refusal.
 """
 
 import datetime as dt
@@ -95,12 +97,13 @@ def change(
     rescue: Callable[[Draft, Refusal], None] | None = None,
     after: Callable[[Draft], None] | None = None,
 ) -> tuple[R, Draft]:
-    """Do `work` on a locked run and commit it with its events. Raises the Refusal of `work`, after recording what matters.
+    """Do `work` on a locked run and commit it with its events. Raises the Refusal of `work`, after recording what
+    matters.
 
-    `check` looks at the run before anything happens (walls, roles) and raises; `rescue` records what is kept of a refused
-    batch (receipts); `after` runs in the transaction once all is decided (opaque state, claims of signals).
+    `check` looks at the run before anything happens (walls, roles) and raises; `rescue` records what is kept of a
+    refused batch (receipts); `after` runs in the transaction once all is decided (opaque state).
     """
-    named = {"keys": keys, "wait_keys": wait_keys, "wait_ids": wait_ids, "prints": prints}
+    named: dict[str, Any] = {"keys": keys, "wait_keys": wait_keys, "wait_ids": wait_ids, "prints": prints}
     with transaction.atomic():
         found = projections.load_runs([run_id], full=full, **named)
         if run_id not in found:
@@ -161,7 +164,10 @@ def create(
     work: Work[R],
     after: Callable[[Draft], None] | None = None,
 ) -> tuple[R, Draft]:
-    """A new run with its first events, all or nothing. Raises IntegrityError when another opened it at the same instant."""
+    """A new run with its first events, all or nothing.
+
+    Raises IntegrityError when another opened it at the same instant.
+    """
     with transaction.atomic():
         number, policy = projections.current_policy(workspace, flow)
         ctx = make_context(
@@ -212,7 +218,7 @@ SYSTEM = {"kind": ev.SYSTEM.kind, "id": ev.SYSTEM.id, "name": ev.SYSTEM.name}
 def policy_changed(*, workspace: Workspace, groups: set[str], flow_waits: set[tuple[str, str]], by: str) -> int:
     """Rule 16: groups, members or waits' policies changed, so the open approvals they touch get a new version.
 
-    `groups` are the names of changed groups, `flow_waits` the (flow, wait name) whose policy changed. How many waits did.
+    `groups` are the names of changed groups, `flow_waits` the (flow, wait name) whose policy changed. Their number.
     """
     actor = {"kind": "system" if by == "command" else "person", "id": by, "name": by}
     open_asks = Wait.objects.filter(run__workspace=workspace, status="open", kind="approval")
@@ -242,7 +248,7 @@ def _touched(state: State, wait: Any, groups: set[str], flow_waits: set[tuple[st
     )
 
 
-# -- signals that came before their wait (rule 7) -------------------------------------------------------------------------
+# -- signals that came before their wait (rule 7)
 
 
 def _match_buffered(draft: Draft, since: int) -> None:

@@ -1,7 +1,8 @@
-"""The tables. Workspaces, people's groups, flows and keys are written by set-up; everything about a run only by `ledger`.
+"""The tables. Workspaces, groups, flows and keys are written by set-up; everything about a run only by `ledger`.
 
-The columns of Run, Wait, Effect, Decision and ExternalRef are the fields of the structs in `core.state`, name by name: a row
-decodes into its struct, and a struct is written as its row (see projections.py). Comments say which query an index serves.
+The columns of Run, Wait, Effect, Decision and ExternalRef are the fields of the structs in core.state, name by name: a
+row decodes into its struct, and a struct is written as its row (see projections.py). Comments say which query an index
+serves.
 """
 
 from django.conf import settings
@@ -221,7 +222,10 @@ class Run(models.Model):
 
 
 class LedgerEvent(models.Model):
-    """One fact in a run's append-only ledger. A trigger refuses UPDATE, DELETE and TRUNCATE (see the first migration)."""
+    """One fact in a run's append-only ledger.
+
+    A trigger refuses UPDATE, DELETE and TRUNCATE (see the first migration).
+    """
 
     id = models.BigAutoField(primary_key=True)
     run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="events")
@@ -615,7 +619,10 @@ class AdminEvent(models.Model):
 
 
 class Heartbeat(models.Model):
-    """When a part of the system last showed that it works: each tick writes its row; `/readyz` and the supervisor read it."""
+    """When a part of the system last showed that it works: each tick writes its row;
+
+    `/readyz` and the supervisor read it.
+    """
 
     name = models.CharField(max_length=100, primary_key=True)
     at = models.DateTimeField()

@@ -1,7 +1,7 @@
 """Rows to states and back, many runs in one statement. Only `ledger` and the rebuild use this; no rules live here.
 
-A row decodes into the struct of its name (core/state.py) and a struct is written as its row, so that a projection is nothing
-but the folded state: what `evolve` says is what the tables hold.
+A row decodes into the struct of its name (core/state.py) and a struct is written as its row, so that a projection is
+nothing but the folded state: what `evolve` says is what the tables hold.
 """
 
 import datetime as dt
@@ -44,7 +44,7 @@ class Change(Struct, frozen=True):
     now: dt.datetime | None = None
 
 
-# -- policies: written once, so they may be kept in memory --------------------------------------------------------------
+# -- policies: written once, so they may be kept in memory
 
 _policies: dict[tuple[str, str, int], FlowPolicy] = {}
 UNDECLARED: Final = FlowPolicy(declared=False)
@@ -99,17 +99,18 @@ def _decoded(value: Any) -> Any:
     return msgspec.json.decode(value) if isinstance(value, str | bytes) else value
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
+# -- reading
 
 _LOCK: Final = "SELECT to_jsonb(r) FROM rehydrate_run r WHERE r.id = ANY(%s) ORDER BY r.id"
 
 _PARTS: Final = f"""
-SELECT r.id, clock_timestamp() + %s,
+SELECT r.id, clock_timestamp() + %s::interval,
        coalesce((SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = r.workspace_id AND f.name = r.flow), 0),
        (SELECT jsonb_agg(to_jsonb(w)) FROM rehydrate_wait w WHERE w.run_id = r.id AND
            (%s OR w.status = 'open' OR w.pause = r.pause OR w.key = ANY(%s) OR w.id = ANY(%s))),
        (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id AND
-           (%s OR e.state IN {_ATTENTION} OR e.key = ANY(%s) OR e.fingerprint = ANY(%s) OR e.first_fingerprint = ANY(%s)))
+           (%s OR e.state IN {_ATTENTION} OR e.key = ANY(%s)
+            OR e.fingerprint = ANY(%s) OR e.first_fingerprint = ANY(%s)))
 FROM rehydrate_run r WHERE r.id = ANY(%s)
 """
 
@@ -139,7 +140,7 @@ def load_runs(
         cursor.execute(
             _PARTS,
             [
-                clock.offset,
+                clock.interval(),
                 full,
                 list(wait_keys),
                 [UUID(wait_id) for wait_id in wait_ids],
@@ -172,7 +173,7 @@ def structs(rows: Any, kind: type[T]) -> list[T]:
     return [msgspec.convert(seal.unseal(row, row.get("sealed")), kind) for row in found]
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------
+# -- writing
 
 
 def _columns(kind: type[Struct]) -> list[str]:
@@ -204,7 +205,8 @@ _UPDATE_RUN: Final = (
     + " FROM jsonb_populate_recordset(null::rehydrate_run, %s::jsonb) x WHERE t.id = x.id"
 )
 _EVENT: Final = [
-    "run_id", "workspace_id", "seq", "type", "actor_kind", "actor_id", "actor_name", "at", "payload", "sealed", "prev_hash", "hash",
+    "run_id", "workspace_id", "seq", "type", "actor_kind", "actor_id", "actor_name", "at",
+    "payload", "sealed", "prev_hash", "hash",
 ]  # fmt: skip
 _INSERT_EVENTS: Final = _insert("rehydrate_ledgerevent", _EVENT)
 _UPSERT_WAITS: Final = _upsert("rehydrate_wait", Wait, "id", ("id", "run_id", "key", "token"))
@@ -297,7 +299,7 @@ def save(changes: list[Change]) -> None:
         _save_timers(cursor, changes)
 
 
-# -- timers -------------------------------------------------------------------------------------------------------------
+# -- timers
 
 TimerKey = tuple[str, str]
 

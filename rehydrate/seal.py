@@ -1,6 +1,8 @@
-"""Secret fields: encrypted at rest, salted digests in the ledger, masked for those who may not see them. No rules of runs.
+"""Secret fields: encrypted at rest, salted digests in the ledger, masked for those who may not see them. No rules of
+runs.
 
-A flow names them as JSON Pointers into what an agent sends, such as `/ask/effect/arguments/iban`. The same field shows again
+A flow names them as JSON Pointers into what an agent sends, such as `/ask/effect/arguments/iban`. The same field
+shows again
 in effects, decisions and approvals, so a pointer counts by its tail from `/arguments/` on, wherever that tail appears.
 """
 
@@ -71,7 +73,9 @@ def unmask(value: Any, original: Any, ends: tuple[str, ...], path: str = "") -> 
 
 
 def seal(value: dict[str, Any], ends: tuple[str, ...]) -> tuple[dict[str, Any], str | None]:
-    """The value with salted digests in place of its secret fields, and those fields encrypted (None when there are none)."""
+    """The value with salted digests in place of its secret fields, and those fields encrypted (None when there are
+    none).
+    """
     if not ends:
         return value, None
     hidden: dict[str, dict[str, Any]] = {}

@@ -1,6 +1,8 @@
-"""Reads, in the contract's shapes. Nothing here changes anything: what is overdue is applied to what is shown, not stored.
+"""Reads, in the contract's shapes. Nothing here changes anything: what is overdue is applied to what is shown, not
+stored.
 
-Lists are one statement: the total and the page come from the same rows. Cursors name the last row's place, so that a row
+Lists are one statement: the total and the page come from the same rows. Cursors name the last row's place, so that a
+row
 that stays is seen exactly once however much comes and goes meanwhile.
 """
 
@@ -23,7 +25,7 @@ from rehydrate.core.state import Decision, Effect, Ref, Run, Wait
 
 Json = dict[str, Any]
 
-# -- one run ----------------------------------------------------------------------------------------------------------
+# -- one run
 
 
 def find_run(workspace: str, flow: str, external_id: str) -> str | None:
@@ -150,7 +152,7 @@ def get_wait(caller: Caller, wait_id: str) -> Json:
     return dict(seal.mask(shape, covers(caller, run.workspace_id, draft.policy)))
 
 
-# -- events -------------------------------------------------------------------------------------------------------------
+# -- events
 
 _EVENT: Final = "seq, type, actor_kind, actor_id, actor_name, at, payload, sealed, prev_hash, hash"
 
@@ -202,7 +204,7 @@ def evidence(caller: Caller, run_id: str) -> Json:
         "events": events,
         "decisions": run["decisions"],
         "chain": {
-            "algorithm": "SHA-256 over the previous hash (hex) and the RFC 8785 form of {run, seq, type, actor, at, payload}",
+            "algorithm": "SHA-256 over the hash before (hex) and the RFC 8785 form of run, seq, type, actor, at, payload",
             "first": events[0]["prev_hash"] if events else None,
             "last": events[-1]["hash"] if events else None,
             "length": len(events),
@@ -223,7 +225,7 @@ def history_of(run_id: str) -> list[ev.Recorded]:
     return found
 
 
-# -- lists -----------------------------------------------------------------------------------------------------------------
+# -- lists
 
 
 def _cursor(place: list[str]) -> str:
@@ -269,7 +271,7 @@ def _walls(where: _Where, caller: Caller) -> None:
 
 def _rows(
     tables: str, where: _Where, *, order: list[tuple[str, str, str]], select: str, cursor: str | None, limit: int
-) -> tuple[list[tuple[Json, Json]], str | None, int]:
+) -> tuple[list[Json], str | None, int]:
     """(rows, next, total) of one statement. `order` is [(column, type, ASC or DESC)], the last one unique."""
     columns = ", ".join(f"{column} AS o{i}" for i, (column, _, _) in enumerate(order))
     by = ", ".join(f"o{i} {direction}" for i, (_, _, direction) in enumerate(order))
@@ -331,7 +333,8 @@ def _searched(where: _Where, text: str) -> None:
     where.add(
         "r.title ILIKE %s OR r.external_id ILIKE %s OR EXISTS (SELECT 1 FROM rehydrate_wait s WHERE s.run_id = r.id"
         " AND s.ask->>'summary' ILIKE %s) OR EXISTS (SELECT 1 FROM rehydrate_effect s WHERE s.run_id = r.id AND"
-        " s.resource ILIKE %s) OR EXISTS (SELECT 1 FROM rehydrate_externalref s WHERE s.run_id = r.id AND s.ref_id ILIKE %s)",
+        " s.resource ILIKE %s) OR EXISTS (SELECT 1 FROM rehydrate_externalref s WHERE s.run_id = r.id"
+        " AND s.ref_id ILIKE %s)",
         like,
         like,
         like,
@@ -439,7 +442,10 @@ def _groups_of(caller: Caller) -> list[tuple[str, str]]:
 
 
 def _may_decide(where: _Where, caller: Caller) -> None:
-    """Open asks that this person may decide, and has not voted on. One who is in no group of a workspace decides nothing there."""
+    """Open asks that this person may decide, and has not voted on.
+
+    One who is in no group of a workspace decides nothing there.
+    """
     ways: list[str] = []
     params: list[Any] = []
     mine = _groups_of(caller)
@@ -459,7 +465,7 @@ def _may_decide(where: _Where, caller: Caller) -> None:
     where.add("NOT w.votes @> jsonb_build_array(jsonb_build_object('by', %s::text))", caller.id)
 
 
-# -- the inbox ---------------------------------------------------------------------------------------------------------------
+# -- the inbox
 
 SCOPES: Final = ("mine", "available", "overdue", "review", "unknown", "taken_over", "decided")
 _WAIT_SCOPES: Final = ("mine", "available", "decided")
@@ -511,7 +517,10 @@ def inbox_counts(caller: Caller) -> dict[str, int]:
 
 
 def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limit: int) -> Json:
-    """`{results: [{wait, run}], next, total}`: what a scope holds, the most urgent first; `wait` is null for a run's own item."""
+    """`{results: [{wait, run}], next, total}`: what a scope holds, the most urgent first;
+
+    `wait` is null for a run's own item.
+    """
     where = _Where()
     tables = _scope(where, caller, scope)
     if filters.get("flow"):
@@ -525,7 +534,7 @@ def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limi
         if scope == "decided":
             order = [("w.closed_at", "timestamptz", "DESC"), ("w.id", "uuid", "DESC")]
         rows, more, total = _rows(tables, where, order=order, select=_BOTH, cursor=cursor, limit=limit)
-        results = [
+        results: list[Json] = [
             {
                 "wait": _wait_item(caller, row["wait"], msgspec.convert(row["run"], Run)),
                 "run": _run_item(caller, row["run"]),
@@ -548,7 +557,7 @@ def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limi
     return {"results": results, "next": more, "total": total}
 
 
-# -- signals ---------------------------------------------------------------------------------------------------------------------
+# -- signals
 
 
 def list_signals(caller: Caller, *, filters: Json, cursor: str | None, limit: int) -> Json:

@@ -1,4 +1,7 @@
-"""One function for each operation, for the API and the console alike: who may, then the ledger. Dicts in the contract's shapes."""
+"""One function for each operation, for the API and the console alike: who may, then the ledger.
+
+Dicts in the contract's shapes.
+"""
 
 import time
 from collections.abc import Callable
@@ -28,7 +31,7 @@ Json = dict[str, Any]
 POLL_SECONDS: Final = 0.2
 
 
-# -- who may ------------------------------------------------------------------------------------------------------------
+# -- who may
 
 
 def _sees(caller: Caller) -> Callable[[Run], None]:
@@ -84,7 +87,7 @@ def _reveal(draft: Draft, caller: Caller, value: Any) -> Any:
     return seal.mask(value, seal.tails(draft.policy.secret))
 
 
-# -- agents -----------------------------------------------------------------------------------------------------------------
+# -- agents
 
 
 def open_run(caller: Caller, body: cmd.OpenRun) -> tuple[Json, bool]:
@@ -153,7 +156,7 @@ def _keep_state(draft: Draft, events: list[cmd.AgentEvents]) -> None:
     for recorded, value in zip(made, states, strict=True):
         assert isinstance(recorded.fact, ev.Checkpointed)
         CheckpointState.objects.create(
-            run_id=draft.run.id, seq=recorded.seq, digest=recorded.fact.state_digest, sealed=seal.encrypt(value)
+            run_id=draft.run.id, seq=recorded.seq, digest=recorded.fact.state_digest or "", sealed=seal.encrypt(value)
         )
 
 
@@ -235,7 +238,10 @@ def _only_late_receipts(draft: Draft, epoch: int, receipts: list[Any], bad: Refu
 def _receipt(
     draft: Draft, receipt: tuple[cmd.EffectExecuted | cmd.EffectFailed, bool], epoch: int, pointer: str
 ) -> tuple[ev.Recorded | None, str]:
-    """Rule 9: from the live lease, or from the epoch that started the effect, whatever became of the lease or the run."""
+    """Rule 9:
+
+    from the live lease, or from the epoch that started the effect, whatever became of the lease or the run.
+    """
     event, sanitised = receipt
     run = draft.run
     live = run.leased and run.epoch == epoch and not run.ended
@@ -379,7 +385,7 @@ def _envelope(draft: Draft, found: verdict.Verdict) -> Json:
 
 
 def claim(caller: Caller, body: cmd.Claim) -> Json | None:
-    """The next ready run of some flows with its lease, waiting up to `wait` seconds for one; None when there is none."""
+    """The next ready run of some flows with its lease, waiting up to `wait` seconds; None when there is none."""
     _agent_only(caller)
     (workspace,) = caller.workspaces
     flows = None if body.flows == ["*"] and "*" in caller.flows else tuple(body.flows)
@@ -417,7 +423,7 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
         caught_up = True
 
 
-# -- signals ------------------------------------------------------------------------------------------------------------------
+# -- signals
 
 
 def send_signal(caller: Caller, body: cmd.Signal) -> Json:
@@ -456,7 +462,7 @@ def send_signal(caller: Caller, body: cmd.Signal) -> Json:
 def receive(signal: Signal) -> Json:
     """Store (in a transaction of its own, so that it is never lost) and match."""
     flow, external_id = signal.flow, signal.external_id
-    if signal.run_id is not None:
+    if signal.run is not None:
         flow, external_id = signal.run.flow, signal.run.external_id
     with transaction.atomic():
         places = signals.targets(flow=flow, external_id=external_id, correlation=signal.correlation)
@@ -593,7 +599,7 @@ def _person(caller: Caller, workspace: str, role: str) -> None:
         raise Refusal("forbidden", f"This needs the role {role} in this workspace.")
 
 
-# -- people and waits -----------------------------------------------------------------------------------------------------------
+# -- people and waits
 
 
 def _wait_change(
@@ -729,7 +735,7 @@ def comment_wait(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
     return _wait_answer(caller, draft, wait_id)
 
 
-# -- people hold the wheel ------------------------------------------------------------------------------------------------------
+# -- people hold the wheel
 
 
 def _run_change(
@@ -745,9 +751,7 @@ def _run_change(
             _not_requester(draft)
         work(draft)
 
-    _, draft = ledger.change(
-        run_id, act, actor=caller.actor(), operation=operation, check=_holds(caller, "operator")
-    )
+    _, draft = ledger.change(run_id, act, actor=caller.actor(), operation=operation, check=_holds(caller, "operator"))
     run = selectors.get_run(caller, run_id)
     made = list(draft.state.decisions.values())
     if not made:

@@ -2,7 +2,8 @@
 
 DATABASE_URL             another PostgreSQL than the embedded one
 REHYDRATE_DATA           the data folder (`.data` beside manage.py)
-REHYDRATE_URL            the public address; cookies, redirects and HSTS are those of https unless it begins with http://
+REHYDRATE_URL            the public address; cookies, redirects and HSTS are those of https unless it begins with
+http://
 REHYDRATE_HOSTS          more host names to answer to, separated by commas
 REHYDRATE_TRUST_PROXY    1: a proxy in front sets X-Forwarded-Proto
 REHYDRATE_SECRET_KEY     signs sessions and links  (otherwise made at the first start and kept in the data folder)

@@ -1,4 +1,7 @@
-"""States as the dicts of contract.md section 6 ("Shapes"): what the API sends and the console shows. No reads, no rules."""
+"""States as the dicts of contract.md section 6 ("Shapes"): what the API sends and the console shows.
+
+No reads, no rules.
+"""
 
 import datetime as dt
 from typing import Any

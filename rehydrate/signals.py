@@ -1,4 +1,7 @@
-"""The rows of signals: stored before they are matched (rule 7). Which wait they answer is for services and ledger to do."""
+"""The rows of signals: stored before they are matched (rule 7).
+
+Which wait they answer is for services and ledger to do.
+"""
 
 import datetime as dt
 from typing import Any
@@ -68,11 +71,11 @@ def newer_known(signal: Signal) -> bool:
         workspace_id=signal.workspace_id,
         sender=signal.sender,
         name=signal.name,
-        run_id=signal.run_id,
         flow=signal.flow,
         external_id=signal.external_id,
         correlation=signal.correlation,
     ).exclude(pk=signal.pk)
+    same = same.filter(run__isnull=True) if signal.run_id is None else same.filter(run_id=signal.run_id)
     if signal.sequence is not None:
         return same.filter(sequence__gt=signal.sequence).exists()
     if signal.occurred_at is not None:

@@ -6,6 +6,7 @@ in the hashes.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -126,11 +127,19 @@ def _tables(run_id: str, rows: list[LedgerEvent], last: str) -> Flaw | None:
             return Flaw(run_id, row.seq, f"this version of the program cannot read it ({error})")
         history.append(ev.Recorded(row.seq, row.at, ev.Actor(row.actor_kind, row.actor_id, row.actor_name), fact))
     folded = fold(run_id, history)
-    folded = msgspec.structs.replace(folded, run=msgspec.structs.replace(folded.run, last_hash=last))
+    renewed = _renewed(folded.run.lease_expires_at, loaded.state.run.lease_expires_at)
+    folded = msgspec.structs.replace(
+        folded, run=msgspec.structs.replace(folded.run, last_hash=last, lease_expires_at=renewed)
+    )
     for what, ours, theirs in _parts(run_id, folded, loaded.state):
         if ours != theirs:
             return Flaw(run_id, 0, f"the table of {what} differs from the events in {_differing(ours, theirs)}")
     return None
+
+
+def _renewed(by_events: dt.datetime | None, stored: dt.datetime | None) -> dt.datetime | None:
+    """A live lease is renewed by each call without an event of its own: then the later end is the right one."""
+    return max(by_events, stored) if by_events is not None and stored is not None else by_events
 
 
 def _parts(run_id: str, folded: State, stored: State) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:

@@ -124,7 +124,10 @@ def query(request: HttpRequest, type_: type[T]) -> T:
         given[name] = texts[0]
     if errors := parsing.faults(given):
         raise Refusal("invalid", f"{errors[0]['pointer']}: {errors[0]['detail']}", errors=errors)
-    result: T = parsing.convert(given, type_, strict=False)
+    limit = given.get("limit", "")
+    if limit.isascii() and limit.isdigit() and len(limit) < 10:
+        given["limit"] = int(limit)  # the one number among the parameters; leniency for all would read times as numbers
+    result: T = parsing.convert(given, type_)
     return result
 
 

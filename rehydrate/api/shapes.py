@@ -68,6 +68,8 @@ class Actor(Shape):
 
 
 class Event(Shape):
+    """`payload` is as it was hashed; an auditor gets its secret fields as well, in `revealed`."""
+
     seq: int
     type: str
     actor: Actor
@@ -75,6 +77,7 @@ class Event(Shape):
     payload: Object
     prev_hash: str
     hash: str
+    revealed: Object | UnsetType = UNSET
 
 
 class RunCheckpoint(Shape):
@@ -136,6 +139,12 @@ class Reason(Shape):
     code: str
     message: str
     subject: str | None
+
+
+class ReasonHead(Shape):
+    code: str
+    subject: str | None
+    message: str | UnsetType = UNSET
 
 
 class Verdict(Shape):
@@ -258,7 +267,7 @@ class RunHead(Shape):
     """A run without its lists; `outcome` and `reasons` are those of the verdict when the status was last set."""
 
     id: Uuid
-    workspace: Uuid
+    workspace: str
     flow: str
     external_id: str
     title: str
@@ -272,8 +281,8 @@ class RunHead(Shape):
     failure_count: int
     last_error: Object | None
     escalation: int
-    outcome: Outcome
-    reasons: list[Reason]
+    outcome: str
+    reasons: list[ReasonHead]
     lease: Lease | None
     taken_over: Object | None
     retry_at: c.When | None
@@ -289,6 +298,28 @@ class RunHead(Shape):
     result: Object | None
 
 
+class VerdictHead(Shape):
+    """The verdict when the status was last set, in short."""
+
+    outcome: str
+    reasons: list[ReasonHead]
+
+
+class RunItem(RunHead):
+    """A run in a list."""
+
+    flow_title: str
+    verdict: VerdictHead
+
+
+class Timer(Shape):
+    """Something that becomes due by itself."""
+
+    kind: str
+    subject: str | None
+    due_at: c.When
+
+
 class Run(RunHead):
     metadata: Metadata
     verdict: Verdict
@@ -297,6 +328,8 @@ class Run(RunHead):
     decisions: list[Decision]
     external_refs: list[Object]
     passed: list[str]
+    flow_title: str | UnsetType = UNSET
+    timers: list[Timer] | UnsetType = UNSET
 
 
 # -- answers to agents -------------------------------------------------------------------------------------------------
@@ -365,10 +398,20 @@ class Decided(Decision):
     run_status: RunStatus
 
 
+class Chain(Shape):
+    """How the events prove themselves: each hash is over the one before and the event's canonical JSON."""
+
+    algorithm: str
+    first: str | None
+    last: str | None
+    length: int
+
+
 class Evidence(Shape):
-    run: Any
+    run: Run
     events: list[Event]
-    decisions: list[Any]
+    decisions: list[Decision]
+    chain: Chain
 
 
 class SignalKept(Shape):
@@ -398,7 +441,7 @@ class Page(Shape):
 
 
 class Runs(Page):
-    results: list[RunHead]
+    results: list[RunItem]
 
 
 class Waits(Page):

@@ -37,6 +37,10 @@ class WaitsQuery(Paged):
     mine: Literal["0", "1"] | UnsetType = UNSET
     run: Word | UnsetType = UNSET
     flow: Word | UnsetType = UNSET
+    kind: shapes.WaitKind | UnsetType = UNSET
+    name: Word | UnsetType = UNSET
+    resource: Word | UnsetType = UNSET
+    q: Word | UnsetType = UNSET
 
 
 class SignalsQuery(Paged):
@@ -167,7 +171,7 @@ def receive_hook(caller: None, *, token: str, body: Payload) -> Json:
 # -- waits -----------------------------------------------------------------------------------------------------------
 
 
-@get(tag="Waits", query=WaitsQuery, answers={200: shapes.Waits})
+@get(tag="Waits", query=WaitsQuery, answers={200: shapes.Waits}, refuses=(404,))
 def list_waits(caller: Caller, *, query: WaitsQuery) -> Json:
     """List waits: of an agent's flows, or of a person's workspaces."""
     return selectors.list_waits(caller, **query.page())

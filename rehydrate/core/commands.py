@@ -1,4 +1,5 @@
-"""The bodies of all requests as typed structs, shared by the API, the console and the ledger. No rules: those are in decide.
+"""The bodies of all requests as typed structs, shared by the API, the console and the ledger. No rules: those are in
+decide.
 
 Unknown fields are refused by the parser (422); texts have limits, so that no field can fill the disk.
 """
@@ -32,55 +33,55 @@ class Body(Struct, forbid_unknown_fields=True, frozen=True):
     """A request body or a part of one."""
 
 
-# -- parts ---------------------------------------------------------------------------------------------------------
+# -- parts
 
 
-class Input(Body):
+class Input(Body, frozen=True):
     ref: Ref | None = None
     digest: Digest | None = None
 
 
-class AgentInfo(Body):
+class AgentInfo(Body, frozen=True):
     name: Name | None = None
     version: Name | None = None
     framework: Name | None = None
     reads: list[Name] = []
 
 
-class Amount(Body):
+class Amount(Body, frozen=True):
     value: Annotated[str, Meta(pattern=r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,9})?$")]
     currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}$")]
 
 
-class Error(Body):
+class Error(Body, frozen=True):
     code: Line
     message: Text = ""
 
 
-class Compensation(Body):
+class Compensation(Body, frozen=True):
     action: Name
     system: Name | None = None
     arguments: Object | None = None
 
 
-class Receipt(Body):
+class Receipt(Body, frozen=True):
     id: Line | None = None
     status: Literal["accepted", "done"] = "done"
     url: Ref | None = None
     data: Any = None
 
 
-class Detail(Body):
+class Detail(Body, frozen=True):
     label: Line
     value: Any = None
 
 
-class EvidenceLink(Body):
+class EvidenceLink(Body, frozen=True):
     title: Line
     url: Ref | None = None
 
 
-class AskEffect(Body):
+class AskEffect(Body, frozen=True):
     """The effect an ask is about: only its key when it is planned, or all of it."""
 
     key: Id
@@ -95,7 +96,7 @@ class AskEffect(Body):
     compensation: Compensation | None = None
 
 
-class Ask(Body):
+class Ask(Body, frozen=True):
     summary: Text | None = None
     details: Annotated[list[Detail], Meta(max_length=100)] = []
     effect: AskEffect | None = None
@@ -109,7 +110,7 @@ class Ask(Body):
     rollback: Text | None = None
 
 
-class WaitSpec(Body, rename={"from_": "from"}):
+class WaitSpec(Body, frozen=True, rename={"from_": "from"}):
     """A wait to open, or (with only its key) one that is open already."""
 
     key: Id | None = None
@@ -124,20 +125,20 @@ class WaitSpec(Body, rename={"from_": "from"}):
     ask: Ask | None = None
 
 
-class Condition(Body):
+class Condition(Body, frozen=True):
     pointer: Annotated[str, Meta(max_length=500, pattern=r"^(/[^/]*)*$")]
     op: Literal["==", "!=", "<", "<=", ">", ">=", "in", "not_in", "exists"]
     value: Any = None
 
 
-# -- what an agent appends ------------------------------------------------------------------------------------------
+# -- what an agent appends
 
 
-class AgentEvent(Body, tag_field="type"):
+class AgentEvent(Body, frozen=True, tag_field="type"):
     """One event of an agent; the tag is its type."""
 
 
-class Checkpoint(AgentEvent, tag="checkpoint"):
+class Checkpoint(AgentEvent, frozen=True, tag="checkpoint"):
     stage: Name
     ref: Ref | None = None
     digest: Digest | None = None
@@ -146,11 +147,11 @@ class Checkpoint(AgentEvent, tag="checkpoint"):
     next: Annotated[list[Any], Meta(max_length=100)] = []
 
 
-class WaitOpened(AgentEvent, tag="wait.opened"):
+class WaitOpened(AgentEvent, frozen=True, tag="wait.opened"):
     wait: WaitSpec
 
 
-class EffectPlanned(AgentEvent, tag="effect.planned"):
+class EffectPlanned(AgentEvent, frozen=True, tag="effect.planned"):
     key: Id
     system: Name
     action: Name
@@ -166,14 +167,14 @@ class EffectPlanned(AgentEvent, tag="effect.planned"):
     start: bool = False
 
 
-class EffectStarted(AgentEvent, tag="effect.started"):
+class EffectStarted(AgentEvent, frozen=True, tag="effect.started"):
     key: Id
     attempt: Annotated[int, Meta(ge=1)] | None = None
     arguments: Object | None = None
     arguments_digest: Digest | None = None
 
 
-class EffectExecuted(AgentEvent, tag="effect.executed"):
+class EffectExecuted(AgentEvent, frozen=True, tag="effect.executed"):
     """The receipt; the plan's fields come along where the effect was never planned."""
 
     key: Id
@@ -192,44 +193,47 @@ class EffectExecuted(AgentEvent, tag="effect.executed"):
     repeat: bool = False
 
 
-class EffectFailed(AgentEvent, tag="effect.failed"):
+class EffectFailed(AgentEvent, frozen=True, tag="effect.failed"):
     key: Id
     error: Error
     attempt: Annotated[int, Meta(ge=1)] | None = None
 
 
-class EffectUnknown(AgentEvent, tag="effect.unknown"):
+class EffectUnknown(AgentEvent, frozen=True, tag="effect.unknown"):
     key: Id
     error: Error | None = None
 
 
-class EffectNotExecuted(AgentEvent, tag="effect.not_executed"):
+class EffectNotExecuted(AgentEvent, frozen=True, tag="effect.not_executed"):
     key: Id
     evidence: Any = None
 
 
-class EffectCompensating(AgentEvent, tag="effect.compensating"):
+class EffectCompensating(AgentEvent, frozen=True, tag="effect.compensating"):
     key: Id
     attempt: Annotated[int, Meta(ge=1)] | None = None
 
 
-class EffectCompensated(AgentEvent, tag="effect.compensated"):
+class EffectCompensated(AgentEvent, frozen=True, tag="effect.compensated"):
     key: Id
     receipt: Receipt = Receipt()
 
 
-class EffectCompensationFailed(AgentEvent, tag="effect.compensation_failed"):
+class EffectCompensationFailed(AgentEvent, frozen=True, tag="effect.compensation_failed"):
     key: Id
     error: Error
 
 
-class EffectCompensationUnknown(AgentEvent, tag="effect.compensation_unknown"):
+class EffectCompensationUnknown(AgentEvent, frozen=True, tag="effect.compensation_unknown"):
     key: Id
     error: Error | None = None
 
 
-class ExternalRef(AgentEvent, tag="external_ref"):
-    """`ref_type` is the reference's own type: beside the event's `type` it cannot have that name (in `payload` it can)."""
+class ExternalRef(AgentEvent, frozen=True, tag="external_ref"):
+    """`ref_type` is the reference's own type:
+
+    beside the event's `type` it cannot have that name (in `payload` it can).
+    """
 
     system: Name
     id: Annotated[str, Meta(min_length=1, max_length=500)]
@@ -237,32 +241,32 @@ class ExternalRef(AgentEvent, tag="external_ref"):
     url: Ref | None = None
 
 
-class Failed(AgentEvent, tag="failed"):
+class Failed(AgentEvent, frozen=True, tag="failed"):
     error: Error
     retryable: bool = True
     retry_in: Seconds | None = None
 
 
-class Cancelled(AgentEvent, tag="cancelled"):
+class Cancelled(AgentEvent, frozen=True, tag="cancelled"):
     reason: Text = ""
 
 
-class Note(AgentEvent, tag="note"):
+class Note(AgentEvent, frozen=True, tag="note"):
     text: Text
 
 
-class Paused(AgentEvent, tag="paused"):
+class Paused(AgentEvent, frozen=True, tag="paused"):
     waits: Annotated[list[WaitSpec], Meta(min_length=1, max_length=100)]
     resume_when: Literal["all", "any", "each"] = "all"
 
 
-class Result(Body):
+class Result(Body, frozen=True):
     ref: Ref | None = None
     digest: Digest | None = None
     data: Any = None
 
 
-class Completed(AgentEvent, tag="completed"):
+class Completed(AgentEvent, frozen=True, tag="completed"):
     result: Result | None = None
 
 
@@ -287,10 +291,10 @@ AgentEvents = (
     | Completed
 )
 
-# -- bodies of an agent's requests ----------------------------------------------------------------------------------
+# -- bodies of an agent's requests
 
 
-class OpenRun(Body):
+class OpenRun(Body, frozen=True):
     flow: Name
     external_id: Annotated[str, Meta(min_length=1, max_length=300)]
     title: Line = ""
@@ -304,36 +308,36 @@ class OpenRun(Body):
     events: list[Any] = []
 
 
-class Append(Body):
+class Append(Body, frozen=True):
     """`events` are parsed one by one, so that a receipt is kept when its neighbour is refused (rule 9)."""
 
     epoch: Epoch
     events: Annotated[list[Any], Meta(min_length=1, max_length=1000)]
 
 
-class Heartbeat(Body):
+class Heartbeat(Body, frozen=True):
     epoch: Epoch
 
 
-class Release(Body):
+class Release(Body, frozen=True):
     epoch: Epoch
     retry_in: Seconds | None = None
 
 
-class Recall(Body):
+class Recall(Body, frozen=True):
     holder: Name
     reason: Text
     lease_seconds: LeaseSeconds | None = None
 
 
-class Rehydrate(Body):
+class Rehydrate(Body, frozen=True):
     holder: Name
     agent: AgentInfo | None = None
     input_digest: Digest | None = None
     lease_seconds: LeaseSeconds | None = None
 
 
-class Claim(Body):
+class Claim(Body, frozen=True):
     flows: Annotated[list[Name], Meta(min_length=1, max_length=100)]
     holder: Name
     agent: AgentInfo | None = None
@@ -341,7 +345,7 @@ class Claim(Body):
     wait: Annotated[int, Meta(ge=0, le=30)] = 0
 
 
-class Signal(Body):
+class Signal(Body, frozen=True):
     id: Id
     name: Name
     run: Id | None = None
@@ -353,10 +357,10 @@ class Signal(Body):
     sequence: Annotated[int, Meta(ge=0, le=2**53 - 1)] | None = None
 
 
-# -- bodies of people's requests ------------------------------------------------------------------------------------
+# -- bodies of people's requests
 
 
-class Decide(Body):
+class Decide(Body, frozen=True):
     choice: Choice
     wait_version: Version
     arguments: Object | None = None
@@ -368,42 +372,42 @@ class Decide(Body):
     seen: Object | None = None
 
 
-class WaitAction(Body):
+class WaitAction(Body, frozen=True):
     """`claim`, `release`, `escalate`, `request_info`, `comment`."""
 
     reason: Text = ""
     comment: Text = ""
 
 
-class AssignWait(Body):
+class AssignWait(Body, frozen=True):
     to: Name
     reason: Text = ""
 
 
-class ExtendWait(Body):
+class ExtendWait(Body, frozen=True):
     due_at: When | None = None
     due_in: Annotated[int, Meta(ge=1)] | None = None
     reason: Text = ""
 
 
-class AssignSignal(Body):
+class AssignSignal(Body, frozen=True):
     wait: Id
     reason: Text = ""
 
 
-class Reasoned(Body):
+class Reasoned(Body, frozen=True):
     """`takeover`, `terminate`, `sign_off`."""
 
     reason: NonEmptyLine
 
 
-class CheckpointRef(Body):
+class CheckpointRef(Body, frozen=True):
     ref: Ref | None = None
     digest: Digest | None = None
     data: Any = None
 
 
-class Answer(Body):
+class Answer(Body, frozen=True):
     wait: Id
     choice: Choice
     arguments: Object | None = None
@@ -411,7 +415,7 @@ class Answer(Body):
     reason: Text = ""
 
 
-class HandEffect(Body):
+class HandEffect(Body, frozen=True):
     """An effect done by hand: a planned or unknown key, or all of a new one. `outcome` reconciles an unknown one."""
 
     key: Id | None = None
@@ -426,7 +430,7 @@ class HandEffect(Body):
     receipt: Receipt = Receipt()
 
 
-class Handback(Body):
+class Handback(Body, frozen=True):
     reason: NonEmptyLine
     stage: Name | None = None
     checkpoint: CheckpointRef | None = None
@@ -436,20 +440,20 @@ class Handback(Body):
     needed_engineer: bool = False
 
 
-class Retry(Body):
+class Retry(Body, frozen=True):
     reason: NonEmptyLine
     effect: Id | None = None
     tries: Annotated[int, Meta(ge=1, le=100)] = 1
 
 
-class RefIn(Body):
+class RefIn(Body, frozen=True):
     system: Name
     id: Annotated[str, Meta(min_length=1, max_length=500)]
     type: Name | None = None
     url: Ref | None = None
 
 
-class Clear(Body):
+class Clear(Body, frozen=True):
     reason: NonEmptyLine
     codes: Annotated[list[Name], Meta(min_length=1, max_length=50)]
     stage: Name | None = None
@@ -459,21 +463,21 @@ class Clear(Body):
     agent_version: Name | None = None
 
 
-class Reconcile(Body):
+class Reconcile(Body, frozen=True):
     reason: NonEmptyLine
     outcome: Literal["executed", "not_executed", "compensated"]
     receipt: Receipt | None = None
 
 
-# -- readiness (contract.md section 8) --------------------------------------------------------------------------------
+# -- readiness (contract.md section 8)
 
 
-class LookedUp(Body):
+class LookedUp(Body, frozen=True):
     what: Line
     where: Line = ""
 
 
-class Readiness(Body):
+class Readiness(Body, frozen=True):
     flow: Name
     happened_outside: bool = False
     spans_days: bool = False

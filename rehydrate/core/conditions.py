@@ -1,4 +1,4 @@
-"""Conditions of an approval: JSON Pointers into the effect's arguments, compared exactly. Pure; nothing of runs here."""
+"""Conditions of an approval: JSON Pointers into the arguments, compared exactly. Pure; nothing of runs here."""
 
 import re
 from decimal import Decimal

@@ -19,7 +19,7 @@ from rehydrate.core.state import after
 CLAIM_SECONDS = 10
 
 
-# -- before and after every request -----------------------------------------------------------------------------------
+# -- before and after every request
 
 
 def apply_overdue(draft: Draft) -> None:
@@ -40,7 +40,8 @@ def apply_overdue(draft: Draft) -> None:
 def lapse(draft: Draft) -> None:
     """The lease ran out: a failure (rule 17), and whatever was under way has an unknown outcome."""
     run = draft.run
-    assert run.holder is not None and run.lease_expires_at is not None
+    assert run.holder is not None
+    assert run.lease_expires_at is not None
     lapsed = ev.LeaseLapsed(epoch=run.epoch, holder=run.holder, due_at=run.lease_expires_at)
     effects.failure(draft, lapsed, actor=ev.SYSTEM)
     effects.unsettle(draft, f"{run.holder} did not renew its lease in time")
@@ -98,7 +99,7 @@ def refuse_end(draft: Draft) -> None:
             )
 
 
-# -- leases -------------------------------------------------------------------------------------------------------------
+# -- leases
 
 
 def require_lease(draft: Draft, epoch: int) -> None:
@@ -274,7 +275,7 @@ def recall(draft: Draft, body: cmd.Recall) -> verdict.Verdict:
     return found
 
 
-# -- what agents append -----------------------------------------------------------------------------------------------
+# -- what agents append
 
 
 def append(draft: Draft, event: cmd.AgentEvents, *, pointer: str, last: bool) -> tuple[ev.Recorded | None, str | None]:
@@ -379,7 +380,7 @@ def _refuse_end_after_no(draft: Draft) -> None:
         )
 
 
-# -- people hold the wheel ----------------------------------------------------------------------------------------------
+# -- people hold the wheel
 
 
 def _not_ended(draft: Draft) -> None:
@@ -520,7 +521,10 @@ def sign_off(draft: Draft, key: str, body: cmd.Reasoned) -> None:
 
 
 def refused(draft: Draft, refusal: Refusal, operation: str) -> None:
-    """Rule 14: a refusal that matters is an event, too; rule 10: a mismatch sends the run to review and ends the lease."""
+    """Rule 14: a refusal that matters is an event, too; rule 10:
+
+    a mismatch sends the run to review and ends the lease.
+    """
     mismatch = (
         refusal.code in ("approval_mismatch", "condition_unmet") and operation == "append" and not draft.run.ended
     )

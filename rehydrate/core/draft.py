@@ -78,7 +78,10 @@ class Draft:
         return self.add(fact, actor=ev.SYSTEM)
 
     def renew(self) -> None:
-        """Each accepted call renews the lease. That is the one change without a fact: heartbeats would drown the history."""
+        """Each accepted call renews the lease. That is the one change without a fact:
+
+        heartbeats would drown the history.
+        """
         if self.run.leased:
             expires_at = after(self.now, self.run.lease_seconds)
             self.state = replace(self.state, run=replace(self.run, lease_expires_at=expires_at))

@@ -1,4 +1,4 @@
-"""The rules of effects: planned once, started once, never twice; receipts are never refused (rules 8, 9, 10, 13, 17)."""
+"""The rules of effects: planned once, started once; receipts are never refused (rules 8, 9, 10, 13, 17)."""
 
 from datetime import datetime
 from typing import Any, Final
@@ -59,7 +59,7 @@ def withdraw_planned(draft: Draft, why: str, *, only: str | None = None) -> None
             draft.by_ledger(ev.EffectWithdrawn(key=effect.key, why=why))
 
 
-# -- planning ------------------------------------------------------------------------------------------------------------
+# -- planning
 
 
 def arguments_of(given: Any, pointer: str) -> tuple[dict[str, Any] | None, str | None]:
@@ -222,7 +222,7 @@ def _refuse_foreign_approval(draft: Draft, key: str, approval: str | None) -> No
 
 
 def plan_and_start(draft: Draft, event: cmd.EffectPlanned, pointer: str) -> ev.Recorded | None:
-    """`effect.planned`; with `start: true` it is started where it may be, and done, under way or unknown is no error."""
+    """`effect.planned`; with `start: true` it is started where it may be; done, under way or unknown is no error."""
     recorded = plan(draft, event, pointer)
     effect = draft.state.effects[event.key]
     if event.start and not (effect.state in DONE or effect.state == "started" or _stuck(effect)):
@@ -235,7 +235,7 @@ def _stuck(effect: Effect) -> bool:
     return effect.state == "unknown" and not effect.retry_safe
 
 
-# -- starting ------------------------------------------------------------------------------------------------------------
+# -- starting
 
 
 def start(draft: Draft, event: cmd.EffectStarted, pointer: str) -> ev.Recorded:
@@ -377,7 +377,7 @@ def _check_conditions(effect: Effect, approval: dict[str, Any], arguments: dict[
         )
 
 
-# -- what came of it -------------------------------------------------------------------------------------------------------
+# -- what came of it
 
 
 def executed(
@@ -484,7 +484,7 @@ def not_executed(draft: Draft, event: cmd.EffectNotExecuted) -> ev.Recorded:
     return draft.add(ev.EffectNotExecuted(key=effect.key, evidence=event.evidence))
 
 
-# -- undo ------------------------------------------------------------------------------------------------------------------
+# -- undo
 
 
 def compensating(draft: Draft, event: cmd.EffectCompensating) -> ev.Recorded:
@@ -536,11 +536,14 @@ def compensation_unknown(draft: Draft, event: cmd.EffectCompensationUnknown) -> 
     return draft.add(ev.CompensationUnknown(key=event.key, error=error))
 
 
-# -- by hand -----------------------------------------------------------------------------------------------------------------
+# -- by hand
 
 
 def done_by_hand(draft: Draft, done: cmd.HandEffect, pointer: str, *, reason: str) -> str:
-    """What a person did, or found out, while they held the run (rule 15). The effect's key, made where none was named."""
+    """What a person did, or found out, while they held the run (rule 15).
+
+    The effect's key, made where none was named.
+    """
     key = done.key if done.key is not None else f"by-hand:{draft.ctx.new_id()}"
     effect = draft.state.effects.get(key)
     if effect is None:

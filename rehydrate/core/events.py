@@ -1,7 +1,8 @@
-"""The facts of a run: one frozen struct for each event kind, with `dump` and `parse`. No rules: what may happen is in decide.
+"""The facts of a run: one frozen struct for each event kind, with `dump` and `parse`. What may happen is in decide.
 
-A fact carries everything that `evolve` needs, so that folding the events alone gives the state again (no policy, no clock).
-Times inside payloads are absolute and in UTC. `VERSION` grows when a payload changes its meaning; `parse` reads all older ones.
+A fact carries everything that `evolve` needs, so that folding the events alone gives the state again (no policy, no
+clock). Times inside payloads are absolute and in UTC. `VERSION` grows when a payload changes its meaning; `parse` reads
+all older ones.
 """
 
 from datetime import datetime
@@ -37,10 +38,10 @@ class Recorded(Struct, frozen=True):
     fact: Fact
 
 
-# -- the run --------------------------------------------------------------------------------------------------------
+# -- the run
 
 
-class RunOpened(Fact, tag="run.opened"):
+class RunOpened(Fact, frozen=True, tag="run.opened"):
     workspace: str
     flow: str
     external_id: str
@@ -55,7 +56,7 @@ class RunOpened(Fact, tag="run.opened"):
     failure_limit: int = 3
 
 
-class LeaseGranted(Fact, tag="lease.granted"):
+class LeaseGranted(Fact, frozen=True, tag="lease.granted"):
     """A lease, with what the next `seconds` are for: `purpose` is continue or compensate; `via` names the call."""
 
     epoch: int
@@ -67,7 +68,7 @@ class LeaseGranted(Fact, tag="lease.granted"):
     agent: dict[str, Any] | None = None
 
 
-class LeaseLapsed(Fact, tag="lease.lapsed"):
+class LeaseLapsed(Fact, frozen=True, tag="lease.lapsed"):
     """Nobody renewed the lease in time; it counts as a failure (rule 17)."""
 
     epoch: int
@@ -75,26 +76,26 @@ class LeaseLapsed(Fact, tag="lease.lapsed"):
     due_at: datetime
 
 
-class LeaseRetaken(Fact, tag="lease.retaken"):
+class LeaseRetaken(Fact, frozen=True, tag="lease.retaken"):
     """Its own holder took the lease back: the old epoch ends here."""
 
     epoch: int
     holder: str
 
 
-class Released(Fact, tag="released"):
+class Released(Fact, frozen=True, tag="released"):
     epoch: int
     retry_at: datetime | None = None
 
 
-class Recalled(Fact, tag="recalled"):
+class Recalled(Fact, frozen=True, tag="recalled"):
     """The agent withdrew its open waits."""
 
     reason: str
     waits: list[str] = []
 
 
-class VerdictChanged(Fact, tag="verdict"):
+class VerdictChanged(Fact, frozen=True, tag="verdict"):
     """Without a lease the status follows the verdict (section 3); recorded when it changes."""
 
     status: str
@@ -104,7 +105,7 @@ class VerdictChanged(Fact, tag="verdict"):
     alarm_at: datetime | None = None
 
 
-class Checkpointed(Fact, tag="checkpoint"):
+class Checkpointed(Fact, frozen=True, tag="checkpoint"):
     stage: str
     ref: str | None = None
     digest: str | None = None
@@ -113,29 +114,29 @@ class Checkpointed(Fact, tag="checkpoint"):
     next: list[Any] = []
 
 
-class ExternalRefAdded(Fact, tag="external_ref"):
+class ExternalRefAdded(Fact, frozen=True, tag="external_ref"):
     system: str
     id: str
     ref_type: str | None = None
     url: str | None = None
 
 
-class RunFailed(Fact, tag="failed"):
+class RunFailed(Fact, frozen=True, tag="failed"):
     error: dict[str, Any]
     retryable: bool = True
     retry_at: datetime | None = None
     undoing: bool = False
 
 
-class RunCancelled(Fact, tag="cancelled"):
+class RunCancelled(Fact, frozen=True, tag="cancelled"):
     reason: str = ""
 
 
-class Noted(Fact, tag="note"):
+class Noted(Fact, frozen=True, tag="note"):
     text: str
 
 
-class RunPaused(Fact, tag="paused"):
+class RunPaused(Fact, frozen=True, tag="paused"):
     """The pause with its waits in order: `waits` are opened here, `named` lists the keys of all that count."""
 
     resume_when: str
@@ -147,32 +148,32 @@ class RunPaused(Fact, tag="paused"):
     sticky_rejection: dict[str, Any] | None = None
 
 
-class RunCompleted(Fact, tag="completed"):
+class RunCompleted(Fact, frozen=True, tag="completed"):
     result: dict[str, Any] | None = None
     status: str = "completed"
 
 
-class RunUnclaimed(Fact, tag="run.unclaimed"):
+class RunUnclaimed(Fact, frozen=True, tag="run.unclaimed"):
     """Ready for longer than the flow's `claim_within`, and nobody came: an alarm."""
 
     ready_since: datetime
 
 
-class RunEscalated(Fact, tag="run.escalated"):
+class RunEscalated(Fact, frozen=True, tag="run.escalated"):
     """People are told, once: it failed as often as the flow allows."""
 
     why: str
     failures: int
 
 
-class ResumeMismatched(Fact, tag="resume.mismatched"):
+class ResumeMismatched(Fact, frozen=True, tag="resume.mismatched"):
     """An agent came with another input or another version than the pause had; a person must say how it goes on."""
 
     input_digest: str | None = None
     agent_version: str | None = None
 
 
-class RefusedFact(Fact, tag="refused"):
+class RefusedFact(Fact, frozen=True, tag="refused"):
     """A refusal that matters to an auditor (rule 14)."""
 
     operation: str
@@ -183,7 +184,7 @@ class RefusedFact(Fact, tag="refused"):
     mismatch: bool = False
 
 
-class RunTerminated(Fact, tag="terminated"):
+class RunTerminated(Fact, frozen=True, tag="terminated"):
     """The end without success: by a person, or by the ledger after a no (`code`)."""
 
     code: str
@@ -191,10 +192,10 @@ class RunTerminated(Fact, tag="terminated"):
     decision: str | None = None
 
 
-# -- effects --------------------------------------------------------------------------------------------------------
+# -- effects
 
 
-class EffectPlanned(Fact, tag="effect.planned"):
+class EffectPlanned(Fact, frozen=True, tag="effect.planned"):
     key: str
     system: str
     action: str
@@ -215,7 +216,7 @@ class EffectPlanned(Fact, tag="effect.planned"):
     implicit: bool = False
 
 
-class EffectReplanned(Fact, tag="effect.replanned"):
+class EffectReplanned(Fact, frozen=True, tag="effect.replanned"):
     """Other arguments for the same key: a reviewer's edit, or within an approval's conditions."""
 
     key: str
@@ -225,7 +226,7 @@ class EffectReplanned(Fact, tag="effect.replanned"):
     why: str
 
 
-class EffectStarted(Fact, tag="effect.started"):
+class EffectStarted(Fact, frozen=True, tag="effect.started"):
     key: str
     attempt: int
     epoch: int
@@ -234,7 +235,7 @@ class EffectStarted(Fact, tag="effect.started"):
     fingerprint: str | None = None
 
 
-class EffectExecuted(Fact, tag="effect.executed"):
+class EffectExecuted(Fact, frozen=True, tag="effect.executed"):
     key: str
     receipt: dict[str, Any] = {}
     late: bool = False
@@ -242,7 +243,7 @@ class EffectExecuted(Fact, tag="effect.executed"):
     despite: bool = False
 
 
-class EffectRepeated(Fact, tag="effect.repeated"):
+class EffectRepeated(Fact, frozen=True, tag="effect.repeated"):
     """A second receipt with another id: it happened twice outside."""
 
     key: str
@@ -250,7 +251,7 @@ class EffectRepeated(Fact, tag="effect.repeated"):
     late: bool = False
 
 
-class EffectConflict(Fact, tag="effect.receipt_conflict"):
+class EffectConflict(Fact, frozen=True, tag="effect.receipt_conflict"):
     """A receipt that contradicts what a person reconciled."""
 
     key: str
@@ -260,51 +261,51 @@ class EffectConflict(Fact, tag="effect.receipt_conflict"):
     late: bool = False
 
 
-class EffectFailed(Fact, tag="effect.failed"):
+class EffectFailed(Fact, frozen=True, tag="effect.failed"):
     key: str
     error: dict[str, Any]
     late: bool = False
     sanitised: bool = False
 
 
-class EffectUnknown(Fact, tag="effect.unknown"):
+class EffectUnknown(Fact, frozen=True, tag="effect.unknown"):
     key: str
     error: dict[str, Any] | None = None
 
 
-class EffectNotExecuted(Fact, tag="effect.not_executed"):
+class EffectNotExecuted(Fact, frozen=True, tag="effect.not_executed"):
     key: str
     evidence: Any = None
 
 
-class EffectCompensating(Fact, tag="effect.compensating"):
+class EffectCompensating(Fact, frozen=True, tag="effect.compensating"):
     key: str
     attempt: int
     epoch: int
 
 
-class EffectCompensated(Fact, tag="effect.compensated"):
+class EffectCompensated(Fact, frozen=True, tag="effect.compensated"):
     key: str
     receipt: dict[str, Any] = {}
     late: bool = False
 
 
-class CompensationFailed(Fact, tag="effect.compensation_failed"):
+class CompensationFailed(Fact, frozen=True, tag="effect.compensation_failed"):
     key: str
     error: dict[str, Any]
 
 
-class CompensationUnknown(Fact, tag="effect.compensation_unknown"):
+class CompensationUnknown(Fact, frozen=True, tag="effect.compensation_unknown"):
     key: str
     error: dict[str, Any] | None = None
 
 
-class EffectWithdrawn(Fact, tag="effect.withdrawn"):
+class EffectWithdrawn(Fact, frozen=True, tag="effect.withdrawn"):
     key: str
     why: str
 
 
-class EffectReconciled(Fact, tag="effect.reconciled"):
+class EffectReconciled(Fact, frozen=True, tag="effect.reconciled"):
     """A person found out: `outcome` is executed, not_executed or compensated."""
 
     decision: str
@@ -314,20 +315,20 @@ class EffectReconciled(Fact, tag="effect.reconciled"):
     receipt: dict[str, Any] | None = None
 
 
-class EffectSignedOff(Fact, tag="effect.signed_off"):
+class EffectSignedOff(Fact, frozen=True, tag="effect.signed_off"):
     decision: str
     key: str
     reason: str
 
 
-# -- waits ----------------------------------------------------------------------------------------------------------
+# -- waits
 
 
-class WaitOpened(Fact, tag="wait.opened"):
+class WaitOpened(Fact, frozen=True, tag="wait.opened"):
     wait: dict[str, Any]
 
 
-class WaitVoted(Fact, tag="wait.decided"):
+class WaitVoted(Fact, frozen=True, tag="wait.decided"):
     """A person's structured answer: a vote below the quorum (`closes` false), or the decision that closes the wait."""
 
     decision: str
@@ -345,14 +346,14 @@ class WaitVoted(Fact, tag="wait.decided"):
     seen: dict[str, Any] | None = None
 
 
-class WaitSatisfied(Fact, tag="wait.satisfied"):
+class WaitSatisfied(Fact, frozen=True, tag="wait.satisfied"):
     """A timer came due."""
 
     wait: str
     due_at: datetime
 
 
-class WaitTimedOut(Fact, tag="wait.timed_out"):
+class WaitTimedOut(Fact, frozen=True, tag="wait.timed_out"):
     """The deadline passed without an answer; `then` is what happens by policy."""
 
     wait: str
@@ -360,30 +361,30 @@ class WaitTimedOut(Fact, tag="wait.timed_out"):
     then: str
 
 
-class WaitSignalled(Fact, tag="wait.signalled"):
+class WaitSignalled(Fact, frozen=True, tag="wait.signalled"):
     wait: str
     signal: dict[str, Any]
 
 
-class SignalNoted(Fact, tag="signal.noted"):
-    """A signal for this run that answers no wait: late, superseded or ambiguous. Kept, and resumes nothing by itself."""
+class SignalNoted(Fact, frozen=True, tag="signal.noted"):
+    """A signal for this run that answers no wait: late, superseded or ambiguous. Kept; resumes nothing by itself."""
 
     signal: dict[str, Any]
     state: str
 
 
-class WaitSuperseded(Fact, tag="wait.superseded"):
+class WaitSuperseded(Fact, frozen=True, tag="wait.superseded"):
     waits: list[str]
     why: str
 
 
-class WaitReminded(Fact, tag="wait.reminded"):
+class WaitReminded(Fact, frozen=True, tag="wait.reminded"):
     wait: str
     scheduled_for: datetime
     next_at: datetime | None = None
 
 
-class WaitEscalated(Fact, tag="wait.escalated"):
+class WaitEscalated(Fact, frozen=True, tag="wait.escalated"):
     wait: str
     scheduled_for: datetime
     to: list[str] = []
@@ -392,35 +393,35 @@ class WaitEscalated(Fact, tag="wait.escalated"):
     last_call: bool = False
 
 
-class WaitClaimed(Fact, tag="wait.claimed"):
+class WaitClaimed(Fact, frozen=True, tag="wait.claimed"):
     wait: str
     by: str | None = None
 
 
-class WaitAssigned(Fact, tag="wait.assigned"):
+class WaitAssigned(Fact, frozen=True, tag="wait.assigned"):
     wait: str
     to: str
     reason: str = ""
 
 
-class WaitExtended(Fact, tag="wait.extended"):
+class WaitExtended(Fact, frozen=True, tag="wait.extended"):
     wait: str
     due_at: datetime
     reason: str = ""
     remind_at: datetime | None = None
 
 
-class WaitInfoRequested(Fact, tag="wait.info_requested"):
+class WaitInfoRequested(Fact, frozen=True, tag="wait.info_requested"):
     wait: str
     text: str
 
 
-class WaitCommented(Fact, tag="wait.commented"):
+class WaitCommented(Fact, frozen=True, tag="wait.commented"):
     wait: str
     text: str
 
 
-class WaitPolicyChanged(Fact, tag="wait.policy_changed"):
+class WaitPolicyChanged(Fact, frozen=True, tag="wait.policy_changed"):
     """Groups, members or the wait's policy changed: the version grows; the people who may decide now."""
 
     wait: str
@@ -428,15 +429,15 @@ class WaitPolicyChanged(Fact, tag="wait.policy_changed"):
     unsatisfiable: bool = False
 
 
-# -- people hold the wheel --------------------------------------------------------------------------------------------
+# -- people hold the wheel
 
 
-class TakenOver(Fact, tag="taken_over"):
+class TakenOver(Fact, frozen=True, tag="taken_over"):
     reason: str
     superseded: list[str] = []
 
 
-class HandedBack(Fact, tag="handed_back"):
+class HandedBack(Fact, frozen=True, tag="handed_back"):
     """A decision: the run is ready at the stage and checkpoint that the person named."""
 
     decision: str
@@ -449,7 +450,7 @@ class HandedBack(Fact, tag="handed_back"):
     needed_engineer: bool = False
 
 
-class Cleared(Fact, tag="cleared"):
+class Cleared(Fact, frozen=True, tag="cleared"):
     decision: str
     codes: list[str]
     reason: str
@@ -460,7 +461,7 @@ class Cleared(Fact, tag="cleared"):
     agent_version: str | None = None
 
 
-class RetryGranted(Fact, tag="retry_granted"):
+class RetryGranted(Fact, frozen=True, tag="retry_granted"):
     decision: str
     reason: str
     tries: int

@@ -50,7 +50,7 @@ class Tainted:
         self.errors = errors
 
 
-# -- bytes to values -------------------------------------------------------------------------------------------------
+# -- bytes to values
 
 
 def load(raw: bytes) -> tuple[Any, bool]:
@@ -124,7 +124,7 @@ def _too_deep(value: Any) -> bool:
     return bool(level)
 
 
-# -- what cannot be held ---------------------------------------------------------------------------------------------
+# -- what cannot be held
 
 _DEEP: Final = f"Nested deeper than {MAX_DEPTH} levels."
 _TEXT: Final = "NUL characters and lone surrogates cannot be stored."
@@ -178,7 +178,7 @@ def escape(token: str) -> str:
     return token.replace("~", "~0").replace("/", "~1")
 
 
-# -- values to structs -----------------------------------------------------------------------------------------------
+# -- values to structs
 
 
 def parse(raw: bytes, type_: type[T]) -> T:
@@ -291,7 +291,7 @@ def _located(message: str, pointer: str) -> Error:
     return {"pointer": pointer, "detail": f"{detail}."}
 
 
-# -- receipts that are never refused (rule 9) ------------------------------------------------------------------------
+# -- receipts that are never refused (rule 9)
 
 _RECEIPTS: Final[dict[Any, type[commands.EffectExecuted] | type[commands.EffectFailed]]] = {
     "effect.executed": commands.EffectExecuted,

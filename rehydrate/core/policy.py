@@ -1,4 +1,7 @@
-"""What a flow's policy says, and its arithmetic: reminders, escalation, retries, who is excluded. No state and no I/O."""
+"""What a flow's policy says, and its arithmetic: reminders, escalation, retries, who is excluded.
+
+No state and no I/O.
+"""
 
 import re
 from datetime import datetime, timedelta
@@ -41,7 +44,7 @@ class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     """A part of a policy file: what it does not know is an error."""
 
 
-class WaitPolicy(Strict):
+class WaitPolicy(Strict, frozen=True):
     groups: list[str] = []
     quorum: Annotated[int, Meta(ge=1, le=50)] = 1
     exclude_requester: bool = True
@@ -53,7 +56,7 @@ class WaitPolicy(Strict):
     allow_timeout_approve: bool = False
 
 
-class EffectPolicy(Strict):
+class EffectPolicy(Strict, frozen=True):
     title: str = ""
     impact: Impact = "low"
     retry_safe: bool = False
@@ -62,7 +65,7 @@ class EffectPolicy(Strict):
     compensation: str | None = None
 
 
-class FlowPolicy(Strict):
+class FlowPolicy(Strict, frozen=True):
     """One version of a flow's policy. `declared` is false for a flow that no file names."""
 
     title: str = ""

@@ -1,4 +1,4 @@
-"""Refusals: the one exception by which the core says no, with the stable code of contract.md section 6. No HTTP here."""
+"""Refusals: the one exception by which the core says no, with a stable code (contract.md section 6). No HTTP here."""
 
 from typing import Any, Final
 
@@ -68,7 +68,8 @@ AUDITED: Final[frozenset[str]] = frozenset(
 
 
 class Refusal(Exception):
-    """A clear no: `code` is stable, `message` says what to do, `extra` is the object as it stands (effect, wait, errors...).
+    """A clear no: `code` is stable, `message` says what to do, `extra` is the object as it stands (effect, wait,
+    errors...).
 
     `subject` names what was refused (an effect's key, a wait's id) for the audit event.
     """

@@ -1,8 +1,8 @@
-"""The state of a run, and `evolve(state, recorded) -> state`: the only way in which facts change it. No rules, no clock.
+"""The state of a run, and `evolve(state, recorded) -> state`: the only way in which facts change it. No rules here.
 
-The structs have the names and types of the projections' columns (rehydrate/models.py), so that a row decodes into its struct
-and a struct is written as its row. A state may be partial (`complete` false): then it holds the open waits, those of the latest
-pause, the effects that need attention and those that the command names; `evolve` never needs more.
+The structs have the names and types of the columns (rehydrate/models.py), so that a row decodes into its
+struct and a struct is written as its row. A state may be partial (`complete` false): then it holds the open waits, those
+of the latest pause, the effects that need attention and those that the command names; `evolve` never needs more.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,8 @@ from rehydrate.core import events as ev
 ENDED: Final = frozenset({"completed", "terminated"})
 #: Effect states in which it is not known what happened, or in which somebody is acting right now.
 UNSETTLED: Final = frozenset({"started", "unknown", "compensating", "compensation_unknown"})
+#: Effect states that a rule may ask about although nobody names the effect: a partial state has all of these.
+ATTENTION: Final = ("planned", "failed", "started", "unknown", "compensating", "compensation_unknown")
 #: The reasons that a hand-back settles: the person says where it goes on, and answers for it (rule 15).
 SETTLED_BY_HANDBACK: Final = (
     "human_gate",
@@ -258,7 +260,28 @@ class State(Struct, frozen=True):
         return [wait for wait in self.waits.values() if wait.open]
 
 
-# -- evolve -----------------------------------------------------------------------------------------------------------
+def in_part(state: State, *, keys: set[str], wait_keys: set[str], prints: set[str]) -> State:
+    """A complete state as `projections.load_runs` loads it in part: the rules of that statement, in words of the core.
+
+    Open waits, those of the latest pause and those named; effects that need attention, that an open wait asks about,
+    that are named, or that are the same act (`prints`).
+    """
+    waits = {
+        key: wait for key, wait in state.waits.items() if wait.open or wait.pause == state.run.pause or key in wait_keys
+    }
+    asked = {wait.effect_key for wait in state.open_waits()}
+    effects = {
+        key: effect
+        for key, effect in state.effects.items()
+        if effect.state in ATTENTION
+        or key in keys
+        or key in asked
+        or {effect.fingerprint, effect.first_fingerprint} & prints
+    }
+    return State(state.run, waits, effects, complete=False)
+
+
+# -- evolve
 
 Handler = Callable[[State, Any, ev.Recorded], State]
 _HANDLERS: dict[type[ev.Fact], Handler] = {}
@@ -545,7 +568,7 @@ def _open_wait(state: State, given: dict[str, Any], rec: ev.Recorded) -> State:
     state = replace(state, waits={**state.waits, wait.key: wait})
     if wait.effect_key is not None and wait.effect_key in state.effects:
         effect = state.effects[wait.effect_key]
-        again = {"state": "planned"} if effect.state == "withdrawn" else {}
+        again: dict[str, Any] = {"state": "planned"} if effect.state == "withdrawn" else {}
         if (effect.approvals.get(wait.name) or {}).get("status") not in ("approved", "used"):
             again["approvals"] = _with(
                 effect.approvals,
@@ -952,7 +975,7 @@ def _timed_out(state: State, fact: ev.WaitTimedOut, rec: ev.Recorded) -> State:
     effect = state.effects[wait.effect_key]
     if (effect.approvals.get(wait.name) or {}).get("wait") != wait.id:
         return state
-    approval = {
+    approval: dict[str, Any] = {
         "wait": wait.id,
         "name": wait.name,
         "status": "approved" if fact.then == "continue" else "timed_out",

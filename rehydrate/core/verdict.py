@@ -1,6 +1,8 @@
-"""`assess(state, policy, now, caller)`: what must happen to a run now. Pure and total; it reads like contract.md section 5.
+"""`assess(state, policy, now, caller)`: what must happen to a run now. Pure and total; it reads like contract.md
+section 5.
 
-Each row of the table is one function below, in the table's order; all that apply give their reasons, the first gives the outcome.
+Each row of the table is one function below, in the table's order; all that apply give their reasons, the first gives
+the outcome.
 """
 
 import json
@@ -41,7 +43,7 @@ CLEARABLE: Final = frozenset(
 )
 
 
-class NeedsAllEffects(Exception):  # noqa: N818 - not an error: the state was loaded in part, and this question needs all of it
+class NeedsAllEffects(Exception):
     """The state is partial and the verdict depends on every effect: load them all and ask again."""
 
 
@@ -75,7 +77,7 @@ class _Case(Struct, frozen=True):
 Found = Iterator[tuple[Outcome, Reason]]
 
 
-# -- the state as the table speaks of it --------------------------------------------------------------------------------
+# -- the state as the table speaks of it
 
 
 def pause_resolved(state: State) -> bool:
@@ -152,7 +154,7 @@ def missing(state: State) -> list[str]:
     return [name for name in run.missing if not have.get(name, False)]
 
 
-# -- the rows ------------------------------------------------------------------------------------------------------------
+# -- the rows
 
 
 def _row_1(case: _Case) -> Found:
@@ -393,11 +395,11 @@ STATUS: Final[dict[str, str]] = {
 }
 
 
-# -- what happens on it, in words and in data -----------------------------------------------------------------------------
+# -- what happens on it, in words and in data
 
 
 def next_steps(state: State, verdict: Verdict) -> dict[str, Any]:
-    """`next`: the checkpoint to go on from, the effects to skip with their receipts, those to retry or undo in order."""
+    """`next`: the checkpoint to go on from, what to skip with its receipt, what to retry or undo, in order."""
     run = state.run
     effects = state.effects.values()
     skip = [{"key": e.key, "receipt": e.receipt} for e in effects if e.state == "executed"]
@@ -439,7 +441,10 @@ _BUTTONS: Final[dict[str, str]] = {
 
 
 def recommended(state: State, verdict: Verdict) -> dict[str, Any]:
-    """The same for a person: one sentence, why, and the buttons that carry it out, the first being the recommended one."""
+    """The same for a person:
+
+    one sentence, why, and the buttons that carry it out, the first being the recommended one.
+    """
     buttons: list[dict[str, Any]] = []
     if not state.run.ended:
         buttons = _buttons(state, verdict)
@@ -475,7 +480,10 @@ def _buttons(state: State, verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def choices(wait: Wait) -> list[str]:
-    """The answers this ask allows; an edit only where something can be edited, conditions only where there is an effect."""
+    """The answers this ask allows;
+
+    an edit only where something can be edited, conditions only where there is an effect.
+    """
     ask = wait.ask or {}
     given = ask.get("choices")
     if given:

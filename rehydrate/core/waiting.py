@@ -1,4 +1,7 @@
-"""The rules of waits: how they open, pause a run, are decided, come due and are answered (rules 4, 5, 6, 7, 10, 11, 16)."""
+"""The rules of waits:
+
+how they open, pause a run, are decided, come due and are answered (rules 4, 5, 6, 7, 10, 11, 16).
+"""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -14,7 +17,7 @@ from rehydrate.core.state import Wait, after
 #: Ten years: the longest that a wait may last.
 LONGEST: Final = timedelta(days=3653)
 
-# -- opening -------------------------------------------------------------------------------------------------------------
+# -- opening
 
 
 def open_one(draft: Draft, spec: cmd.WaitSpec, pointer: str) -> ev.Recorded:
@@ -250,7 +253,7 @@ def _ask_effect(draft: Draft, asked: cmd.AskEffect, pointer: str) -> tuple[dict[
     }, effect.title or fill("", effect.arguments, effect.resource)
 
 
-# -- the clock -------------------------------------------------------------------------------------------------------------
+# -- the clock
 
 
 def apply_due(draft: Draft, wait: Wait) -> None:
@@ -293,7 +296,7 @@ def _deadline_passed(draft: Draft, wait: Wait) -> None:
         draft.by_ledger(ev.WaitTimedOut(wait=wait.id, due_at=wait.due_at, then=wait.on_timeout))
 
 
-# -- deciding ----------------------------------------------------------------------------------------------------------------
+# -- deciding
 
 
 def require_open(wait: Wait) -> None:
@@ -401,7 +404,8 @@ def _record(draft: Draft, wait: Wait, body: cmd.Decide) -> str:
     else:
         closes = len(same) + 1 >= quorum
     if body.choice == "edit":
-        assert body.arguments is not None and wait.effect_key is not None
+        assert body.arguments is not None
+        assert wait.effect_key is not None
         replan(draft, wait.effect_key, body.arguments, why=f"edited by {draft.ctx.actor.name}")
     decision = draft.ctx.new_id()
     draft.add(
@@ -476,7 +480,7 @@ def hand_answer(draft: Draft, wait: Wait, answer: cmd.Answer, pointer: str) -> d
     }
 
 
-# -- what people do with a wait besides deciding ------------------------------------------------------------------------------
+# -- what people do with a wait besides deciding
 
 
 def take(draft: Draft, wait: Wait) -> None:
@@ -545,7 +549,7 @@ def policy_changed(draft: Draft, wait: Wait, rules: policy.WaitPolicy) -> None:
     draft.add(ev.WaitPolicyChanged(wait=wait.id, policy=new, unsatisfiable=len(able) < rules.quorum))
 
 
-# -- signals -------------------------------------------------------------------------------------------------------------------
+# -- signals
 
 
 def answer_by_signal(draft: Draft, wait: Wait, signal: dict[str, Any]) -> ev.Recorded:

@@ -162,7 +162,7 @@ def customer(subject: str, callbacks: Sequence[Json], *, said: str = "") -> str:
     return page(
         f"Your case: {subject}",
         "The shop's page for its customer. In this demo you play the customer here.",
-        (f'<p class="card">{escape(said)}</p>' if said else "") + ("".join(cards) or nobody),
+        f'<p class="card">{escape(said)}</p>' if said else "".join(cards) or nobody,
     )
 
 

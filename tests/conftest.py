@@ -110,6 +110,15 @@ def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: N
     DatabaseOperations.execute_sql_flush = empty_past_the_triggers  # type: ignore[method-assign, assignment]
 
 
+@pytest.fixture
+def open_folder() -> Path:
+    """A folder for a server of the test's own: unlike `tmp_path`, one that root's PostgreSQL may pass through."""
+    folder = Path(tempfile.mkdtemp(dir=HOME))
+    if os.geteuid() == 0:
+        folder.chmod(0o711)
+    return folder
+
+
 # -- the clock
 
 

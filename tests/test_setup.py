@@ -60,11 +60,8 @@ class TestDataFolder:
 @pytest.mark.processes
 class TestPostgres:
     @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
-        if os.geteuid() == 0:
-            for place in (tmp_path, *tmp_path.parents[:2]):
-                place.chmod(0o711)
-        return tmp_path
+    def folder(self, open_folder: Path) -> Path:
+        return open_folder
 
     def test_runs_for_as_long_as_somebody_uses_it(self, folder: Path) -> None:
         server = Embedded(folder, settings=FAST_AND_LOOSE)
@@ -196,6 +193,21 @@ class TestLog:
 
     def test_the_rest_stays(self) -> None:
         assert without_secrets("run 0190 is waiting for legal") == "run 0190 is waiting for legal"
+
+
+@pytest.mark.django_db
+def test_a_database_of_a_newer_version_is_left_alone() -> None:
+    from django.db import connection
+    from django.db.migrations.recorder import MigrationRecorder
+
+    from rehydrate.supervisor import preparation
+
+    preparation.migrate()
+    MigrationRecorder(connection).record_applied("rehydrate", "9999_from_the_future")
+    with pytest.raises(
+        data.DataFolderError, match=r"newer version of rehydrate \(it has rehydrate.9999_from_the_future\)"
+    ):
+        preparation.migrate()
 
 
 def test_translations_are_compiled_when_their_source_is_newer(tmp_path: Path) -> None:

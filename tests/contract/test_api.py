@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -33,6 +34,7 @@ from .driver import (
     started,
     timer,
 )
+from .sweep import sweep
 
 RUN = {
     "id",
@@ -757,3 +759,102 @@ def test_an_answer_of_any_call_is_json(bot: Agent, world: World) -> None:
         world.nobody.post(hook_path(run.wait("c")["callback_url"]), {}),
     ]
     assert all(a.headers["content-type"].startswith("application/json") for a in answers)
+
+
+def test_recovery_metrics_count_what_happened(
+    bot: Agent, alice: Person, dave: Person, frank: Person, clock: Clock
+) -> None:
+    mail = effect("m", "mail.send")
+    twice = bot.open(*done(mail))
+    twice.pause(timer(due_in=10))
+    clock.advance(seconds=11)
+    twice.resume()
+    twice.do(ev("effect.executed", key="m", receipt={"id": "x-again"}))
+    held = bot.open()
+    held.pause(approval())
+    dave.takeover(held).fine()
+    dave.handback(held, needed_engineer=True).fine()
+    lost = bot.open()
+    lost.pause(callback("c", due_in=10))
+    sure = bot.open()
+    sure.pause(callback("c", due_in=10, on_timeout="continue"))
+    clock.advance(seconds=11)
+    sweep()
+    got = frank.get("/metrics/recovery", flow="contract-approval").ok()
+    assert (got["repeated_effects"]["count"], got["takeovers"]["count"], got["takeovers"]["of"]) == (1, 1, 4)
+    assert got["takeovers"]["per_100_runs"] == 25
+    assert (got["undetermined_timeouts"]["count"], got["undetermined_timeouts"]["of"]) == (1, 2)
+    assert (got["engineer_needed"]["count"], got["engineer_needed"]["of"]) == (1, 1)
+    assert got["pause_to_resume_seconds"]["median"] >= 10
+    other = frank.get("/metrics/recovery", flow="another").ok()
+    assert (other["takeovers"]["count"], other["takeovers"]["of"]) == (0, 0)
+
+
+def test_metrics_stay_behind_the_wall(bot: Agent, mallory: Person, dave: Person, world: World) -> None:
+    run = bot.open()
+    dave.takeover(run).fine()
+    assert mallory.get("/metrics/recovery").ok()["takeovers"]["count"] == 0
+    world.nobody.get("/metrics/recovery").refused(401, "unauthenticated")
+
+
+def test_money_is_a_string_and_a_currency(bot: Agent) -> None:
+    run = bot.open(effect("m", "mail.send", amount={"value": "48000.00", "currency": "EUR"}))
+    planned = run.events("effect.planned")[0]["payload"]
+    assert planned["amount"] == {"value": "48000.00", "currency": "EUR"}
+
+
+def test_times_come_back_with_an_offset(bot: Agent) -> None:
+    run = bot.open()
+    look = run.look()
+    for name in ("created_at", "updated_at"):
+        assert look[name].endswith(("Z", "+00:00"))
+
+
+def test_a_decision_with_a_body_of_another_wait_is_not_found(bot: Agent, alice: Person) -> None:
+    alice.post(
+        "/waits/0197a0de-0000-7000-8000-000000000000/decisions", {"choice": "approve", "wait_version": 1}
+    ).refused(404, "not_found")
+
+
+def test_a_schema_that_is_built_to_hang_does_not(bot: Agent, alice: Person) -> None:
+    run = bot.open(order())
+    evil = {"type": "object", "properties": {"amount": {"type": "string", "pattern": "^(a+)+$"}}}
+    answer = run.append(paused(approval(effect="k1", ask={"schema": evil})))
+    if answer.status == 422:  # refused when asked
+        answer.refused(422, "invalid")
+    else:  # or harmless when answered
+        began = datetime.now(UTC)
+        edited = {**ORDER, "amount": "a" * 60 + "!"}
+        assert alice.decide(run.wait("legal-approval"), "edit", arguments=edited).status in (201, 422)
+        assert datetime.now(UTC) - began < timedelta(seconds=5)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": 7}, {"$ref": "https://example.com/x"}, {"$ref": "#/nowhere"}, {"$ref": "#"}, {"pattern": "("}, []],
+    ids=str,
+)
+def test_a_schema_that_is_none_is_refused_or_harmless(bot: Agent, alice: Person, schema: Any) -> None:
+    run = bot.open(order())
+    answer = run.append(paused(approval(effect="k1", ask={"schema": schema})))
+    if answer.status == 200:
+        assert alice.decide(run.wait("legal-approval"), "edit", arguments={**ORDER, "n": "2"}).status in (201, 422)
+    else:
+        answer.refused(422, "invalid")
+
+
+def test_a_thousand_events_in_one_batch(bot: Agent) -> None:
+    run = bot.open()
+    run.do(*[ev("note", text=f"n{n}") for n in range(300)])
+    assert run.look()["version"] == len(run.events())
+
+
+def test_filters_of_runs_hold_together(bot: Agent) -> None:
+    bot.open(external_ref("crm", "case", "case-7"), external_ref("erp", "po", "po-9"))
+    assert bot.get("/runs", system="crm", resource="po-9").ok()["total"] == 0, "one reference must be both"
+
+
+def test_a_head_request_is_a_get_without_a_body(bot: Agent) -> None:
+    run = bot.open()
+    answer = bot.call("HEAD", f"/runs/{run.id}")
+    assert (answer.status, answer.raw) == (200, b"")

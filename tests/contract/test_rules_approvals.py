@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import rfc8785
 
 from .driver import (
     ORDER,
@@ -415,3 +417,55 @@ def test_a_second_ask_of_the_same_wait_needs_its_own_answer(bot: Agent, alice: P
     alice.reject(run.wait("a2"))
     assert run.outcome == "terminate"
     assert run.state("k2") == "withdrawn"
+
+
+def test_an_undeclared_kind_is_let_by_any_approval_that_names_it(bot: Agent, alice: Person) -> None:
+    thing = effect("t", "new.thing", impact="irreversible")
+    run = bot.open(thing)
+    alice.approve(run.pause(approval("o", name="other-approval", effect="t")))
+    run.resume()
+    assert run.start("t", arguments=thing["arguments"]).ok()["effects"][0]["granted"] is True
+
+
+def test_an_approval_that_names_no_effect_lets_none(bot: Agent, alice: Person) -> None:
+    run = bot.open(order())
+    alice.approve(run.pause(approval()))
+    run.resume()
+    run.start("k1", arguments=ORDER).refused(409, "approval_required")
+
+
+def test_an_approve_with_other_arguments_is_no_approve(bot: Agent, alice: Person) -> None:
+    run = bot.open(order())
+    wait = run.pause(approval(effect="k1"))
+    alice.decide(wait, "approve", arguments={**ORDER, "amount": "1.00"}).refused(422, "invalid")
+    alice.decide(wait, "approve", conditions=LIMIT).refused(422, "invalid")
+    assert (run.outcome, run.effect("k1")["arguments"]) == ("wait", ORDER)
+
+
+def test_a_digest_says_what_will_run_as_well(bot: Agent, alice: Person) -> None:
+    digest = "sha256:" + hashlib.sha256(rfc8785.dumps(ORDER)).hexdigest()
+    run = bot.open(order(arguments=None, arguments_digest=digest))
+    alice.approve(run.pause(approval(effect="k1")))
+    run.resume()
+    run.start("k1", arguments_digest="sha256:" + "0" * 64).refused(409, "approval_mismatch")
+    other = bot.open(order(arguments=None, arguments_digest=digest))
+    alice.approve(other.pause(approval(effect="k1")))
+    other.resume()
+    assert other.start("k1", arguments=ORDER).ok()["effects"][0]["granted"] is True
+
+
+def test_a_batch_cannot_smuggle_another_effect_past_the_gate(approved: Callable[..., Run]) -> None:
+    run = approved()
+    more = order("k2", resource="po-2")
+    run.append({"type": "effect.started", "key": "k1", "arguments": ORDER}, {**more, "start": True}).refused(
+        409, "approval_required"
+    )
+    assert {e["state"] for e in run.look()["effects"]} == {"planned"}
+
+
+def test_the_amount_is_part_of_what_was_approved(bot: Agent, alice: Person) -> None:
+    run = bot.open(order(amount={"value": "100.00", "currency": "EUR"}))
+    alice.approve(run.pause(approval(effect="k1")))
+    run.resume()
+    run.append(order(amount={"value": "900.00", "currency": "EUR"})).refused(422, "effect_key_reused")
+    assert run.effect("k1")["state"] == "planned"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -523,3 +524,69 @@ def test_a_gated_order_is_shown_with_its_title(bot: Agent) -> None:
     assert run.effect("k1")["title"] == "Order PO-1 from ACME"
     assert run.effect("k1")["arguments"] == ORDER
     assert run.effect("k1")["impact"] == "money"
+
+
+@pytest.mark.parametrize(
+    "receipt",
+    [
+        *("x1", 17, None, ["x1"]),
+        *({"id": 17}, {"id": "x1", "status": "maybe"}, {"id": "x1", "surprise": 1}, {"id": "x" * 5000}),
+        *({"id": "x1", "data": "y" * 20_000}, {"id": "x1", "url": ["no"]}),
+    ],
+    ids=lambda receipt: str(receipt)[:40],
+)
+def test_an_odd_receipt_is_kept_all_the_same(bot: Agent, receipt: Any) -> None:
+    run = bot.open(MAIL, started("m"))
+    run.append(ev("effect.executed", key="m", receipt=receipt)).ok()
+    assert run.state("m") == "executed"
+
+
+def test_an_odd_failure_is_kept_all_the_same(bot: Agent) -> None:
+    run = bot.open(MAIL, started("m"))
+    run.append(ev("effect.failed", key="m", error="it broke\u0000")).ok()
+    assert run.state("m") == "failed"
+
+
+def test_late_receipts_in_one_batch_are_all_taken(bot: Agent, clock: Clock) -> None:
+    run = bot.open(MAIL, effect("n", "mail.send"), started("m"), started("n"))
+    clock.advance(seconds=61)
+    got = run.append(executed("m", "x1"), e_failed("n")).ok()
+    assert [e["late"] for e in got["effects"]] == [True, True]
+    assert (run.state("m"), run.state("n")) == ("executed", "failed")
+
+
+def test_the_start_of_another_attempt_does_not_let_the_old_epoch_speak(bot: Agent, dave: Person) -> None:
+    """An old epoch's receipt for an effect that a newer epoch started again is still a fact: it happened twice."""
+    pay = effect("p", "psp.charge")
+    run = bot.open(pay, started("p", arguments=pay["arguments"]))
+    old = run.epoch
+    run.release().ok()
+    run.resume()
+    run.do(started("p", arguments=pay["arguments"]), executed("p", "x2"))
+    answer = run.append(executed("p", "x1"), epoch=old)
+    if answer.status == 200:  # taken as the second receipt that it is
+        assert run.alarms("repeated")
+    else:  # or fenced, since the epoch that started it is another now; the first receipt stands either way
+        answer.refused(409, "lease_lost")
+    assert run.effect("p")["receipt"]["id"] == "x2"
+
+
+def test_completing_closes_waits_that_are_still_open(bot: Agent) -> None:
+    run = bot.open(ev("wait.opened", wait={"key": "c", "name": "c", "kind": "callback", "due_in": 600}), MAIL)
+    run.do(completed())
+    assert (run.wait("c")["status"], run.state("m"), run.status) == ("cancelled", "withdrawn", "completed")
+
+
+def test_keys_may_be_written_in_any_letters(bot: Agent, dave: Person) -> None:
+    key = "pay/2026 é%?#你"
+    run = bot.open(effect(key, "mail.send"), started(key), unknown(key))
+    dave.reconcile(run, quote(key, safe=""), "executed", receipt={"id": "x1"}).fine()
+    assert run.state(key) == "executed"
+
+
+def test_nothing_new_is_started_by_an_agent_that_is_fenced_in_the_middle(bot: Agent, dave: Person) -> None:
+    run = bot.open(MAIL)
+    dave.takeover(run).fine()
+    run.start("m").refused(409, "lease_lost")
+    run.append({**effect("n", "mail.send"), "start": True}).refused(409, "lease_lost")
+    assert [(e["key"], e["state"]) for e in run.look()["effects"]] == [("m", "planned")]

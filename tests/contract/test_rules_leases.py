@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -527,3 +529,111 @@ def test_recall_withdraws_the_waits_and_gives_the_lease(bot: Agent, alice: Perso
     assert any("The customer sent a new draft" in str(e["payload"]) for e in run.events())
     alice.decide(asked).refused(409, "wait_closed")
     run.do(checkpoint("again"))
+
+
+def test_in_an_any_pause_a_time_out_is_no_answer(bot: Agent, clock: Clock) -> None:
+    run = bot.open()
+    run.do(paused(callback("c", due_in=60), signal("s"), when="any"))
+    clock.advance(seconds=61)
+    sweep()
+    assert (run.wait("c")["status"], run.status) == ("timed_out", "waiting")
+    bot.signal("1", "s", run=run.id).ok(202)
+    assert (run.codes, run.status) == (["clear"], "ready"), "the first answer alone counts"
+
+
+def test_an_any_pause_that_nobody_answers_counts_its_time_outs(bot: Agent, clock: Clock) -> None:
+    run = bot.open()
+    run.do(paused(callback("c", due_in=60), callback("d", due_in=90), when="any"))
+    clock.advance(seconds=91)
+    sweep()
+    assert (run.outcome, run.status) == ("review", "review")
+
+
+def test_each_with_an_answer_that_came_while_the_agent_worked(bot: Agent) -> None:
+    run = bot.open()
+    run.do(paused(signal("a"), signal("b"), when="each"))
+    bot.signal("1", "a", run=run.id).ok(202)
+    run.resume()
+    bot.signal("2", "b", run=run.id).ok(202)
+    assert run.wait("b")["status"] == "satisfied"
+    run.do(paused(signal("b"), when="each"))
+    assert run.status == "ready", "an answer is never lost"
+    assert [w["key"] for w in run.resume()["waits"]] == ["b"]
+
+
+def test_what_the_next_pause_does_not_name_is_over(bot: Agent, alice: Person) -> None:
+    run = bot.open()
+    run.do(paused(approval("a"), signal("s"), when="each"))
+    bot.signal("1", "s", run=run.id).ok(202)
+    run.resume()
+    run.do(paused(timer()))
+    assert run.wait("a")["status"] == "superseded"
+    assert [w["name"] for w in run.look()["metadata"]["waiting_for"]] == ["sleep"]
+
+
+def test_a_wait_opened_early_may_time_out_before_the_pause(bot: Agent, clock: Clock) -> None:
+    run = bot.open(lease_seconds=600)
+    run.do(ev("wait.opened", wait=callback("c", due_in=60)))
+    clock.advance(seconds=61)
+    run.do(paused(callback("c", due_in=60)))
+    assert (run.wait("c")["status"], run.outcome) == ("timed_out", "review")
+
+
+def test_terminate_on_time_out_ends_a_run_with_nothing_to_undo(bot: Agent, clock: Clock) -> None:
+    run = bot.open()
+    run.pause(callback("c", due_in=60, on_timeout="terminate"))
+    clock.advance(seconds=61)
+    sweep()
+    assert (run.status, run.wait("c")["status"]) == ("terminated", "timed_out")
+    assert "timed_out" in str(run.events("terminated")[-1]["payload"])
+
+
+def test_a_failure_while_undoing_is_tried_again(bot: Agent, alice: Person, clock: Clock) -> None:
+    run = bot.open(*done(effect("r", "erp.reserve")))
+    alice.reject(run.pause(approval()))
+    run.resume()
+    run.do(failed(retry_in=60))
+    assert "backing_off" in run.codes
+    assert bot.claim().status == 204, "not before its next try"
+    clock.advance(seconds=61)
+    sweep()
+    assert (run.status, run.outcome) == ("compensating", "compensate")
+    assert bot.claim().ok()["undo"] == ["r"]
+
+
+def test_an_undo_that_pauses_does_not_forget_why_it_undoes(bot: Agent, alice: Person, clock: Clock) -> None:
+    run = bot.open(*done(effect("r", "erp.reserve")))
+    alice.reject(run.pause(approval()))
+    run.resume()
+    run.pause(timer(due_in=60))
+    clock.advance(seconds=61)
+    sweep()
+    assert (run.status, run.outcome) == ("compensating", "compensate")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_whatever_happens_at_once_the_ledger_stays_whole(bot: Agent, alice: Person, bob: Person, dave: Person) -> None:
+    """Agents, reviewers, an operator and the sweeper at one run, all at the same instants."""
+    run = bot.open(effect("m", "mail.send"))
+    for n in range(4):
+        run.rehydrate(holder="bot/a")
+        run.append(paused(approval(f"a{n}"), signal(f"s{n}"), when="any"))
+        wait = next((w for w in run.look()["waits"] if w["status"] == "open" and w["kind"] == "approval"), None)
+        calls: list[Callable[[], Answer]] = [
+            partial(bot.signal, f"e{n}", f"s{n}", run=run.id),
+            partial(bot.claim, holder="bot/b"),
+            partial(run.rehydrate, holder="bot/c"),
+            partial(run.append, {**effect("m", "mail.send"), "start": True}),
+            partial(dave.takeover, run) if n % 2 else partial(run.release),
+            partial(dave.handback, run, effects=[{"key": "m", "receipt": {"id": "x"}}]),
+        ]
+        if wait:
+            calls += [partial(alice.decide, wait), partial(bob.decide, wait, "reject", reason="no")]
+        assert all(answer.status < 500 for answer in at_once(*calls))
+        sweep()
+    events = run.events()
+    assert [e["seq"] for e in events] == list(range(1, len(events) + 1))
+    assert len({e["payload"]["epoch"] for e in events if e["type"] == "lease.granted"}) == len(
+        run.events("lease.granted")
+    )
+    bot.world.command("verify_ledger", "--run", run.id)

@@ -266,3 +266,52 @@ def test_get_and_head_change_nothing(
             for read in reads:
                 assert who.call(method, read).status < 500
     assert len(run.events()) == before
+
+
+def test_a_kept_signal_of_a_narrow_sender_is_not_matched_to_another_flow(bot: Agent, world: World) -> None:
+    narrow = world.agent("narrow", flows=("something-else",))
+    assert narrow.signal("e1", "docs", correlation="c-1").ok(202)["state"] == "buffered"
+    run = bot.open()
+    run.pause(signal("docs", correlation="c-1"))
+    assert run.wait("docs")["status"] == "open"
+    own = narrow.open(flow="something-else")
+    own.pause(signal("docs", correlation="c-1"))
+    assert own.wait("docs")["status"] == "satisfied"
+
+
+def test_a_callback_after_the_end_is_late(link: tuple[Run, str], dave: Person, world: World) -> None:
+    run, path = link
+    dave.terminate(run).fine()
+    assert world.nobody.post(path, {"accepted": True}).ok(202)["state"] == "late"
+    assert run.status == "terminated"
+
+
+def test_a_late_signal_can_be_assigned_by_a_person(bot: Agent, dave: Person, clock: Clock) -> None:
+    run = bot.open()
+    run.pause(signal("first", name="docs", due_in=60, on_timeout="continue"))
+    clock.advance(seconds=61)
+    sweep()
+    late = bot.signal("e1", "docs", run=run.id).ok(202)
+    run.resume()
+    run.pause(signal("second", name="docs"))
+    dave.post(f"/signals/{late['signal_id']}/assign", {"wait": run.wait("second")["id"], "reason": "It is this"}).fine()
+    assert run.status == "ready"
+
+
+def test_a_signal_to_somebody_elses_run_is_not_found(world: World, bot: Agent) -> None:
+    run = bot.open()
+    run.pause(signal("docs"))
+    stranger = world.agent("stranger", workspace="other")
+    stranger.signal("e1", "docs", run=run.id).refused(404, "not_found")
+    aimed = stranger.signal("e2", "docs", flow="contract-approval", external_id="bot-1").ok(202)
+    assert aimed["matched"] == []
+    assert run.status == "waiting"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_signals_for_one_wait_at_once_one_answers(bot: Agent) -> None:
+    run = bot.open()
+    run.pause(signal("docs"))
+    answers = together(*[partial(bot.signal, f"e{n}", "docs", run=run.id) for n in range(5)])
+    assert statuses(answers) == [202] * 5
+    assert sorted(a.json["state"] for a in answers) == ["late"] * 4 + ["matched"]

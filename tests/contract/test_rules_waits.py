@@ -472,3 +472,63 @@ def test_ending_a_run_closes_its_waits(asked: Run, alice: Person, dave: Person) 
     assert asked.status == "terminated"
     assert asked.wait("legal-approval")["status"] == "cancelled"
     alice.decide(wait).refused(409, "wait_closed", "run_ended")
+
+
+def test_the_requester_does_not_hand_back_either(world: World, carol: Person) -> None:
+    world.apply('[group.operators]\nmembers = ["dave", "carol"]\nroles = ["operator"]\n')
+    run = world.agent("bot").open(requested_by="carol")
+    carol.takeover(run)
+    if run.status == "taken_over":
+        carol.handback(run).refused(403, "self_approval")
+        assert run.status == "taken_over"
+
+
+def test_where_no_gate_excludes_the_requester_they_may_settle_it(world: World, bot: Agent, dave: Person) -> None:
+    world.apply("[flow.easy]\ngated_stages = ['sign']\n[flow.easy.wait.check]\nexclude_requester = false\n")
+    run = bot.open(flow="easy", requested_by="dave", at="sign")
+    run.release().ok()
+    dave.clear(run, "human_gate").fine()
+    assert run.status == "ready"
+
+
+def test_a_group_of_that_name_behind_another_wall_decides_nothing(
+    asked: Run, world: World, alice: Person, mallory: Person
+) -> None:
+    world.apply('[group.legal]\nworkspace = "other"\nmembers = ["mallory"]\nroles = ["reviewer"]\n')
+    wait = asked.wait("legal-approval")
+    mallory.decide(wait).refused(404, "not_found")
+    alice.approve(wait)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_operators_who_take_over_at_once(bot: Agent, dave: Person, frank: Person) -> None:
+    run = bot.open()
+    answers = at_once(partial(dave.takeover, run), partial(frank.takeover, run))
+    assert sorted(a.status >= 400 for a in answers) == [False, True]
+    assert {a.status for a in answers if a.status >= 400} == {409}
+    assert len(run.events("taken_over")) == 1
+
+
+def test_what_the_reviewer_saw_is_kept(asked: Run, alice: Person) -> None:
+    wait = asked.wait("legal-approval")
+    made = alice.approve(wait)
+    assert made["seen"] is not None or made["wait_version"] == wait["version"]
+    assert made["wait_version"] == wait["version"]
+
+
+def test_an_extension_is_in_force(asked: Run, alice: Person, dave: Person, clock: Clock) -> None:
+    wait = asked.wait("legal-approval")
+    dave.post(f"/waits/{wait['id']}/extend", {"due_in": 200000, "reason": "holidays"}).fine()
+    clock.advance(seconds=100000)
+    sweep()
+    alice.approve(asked.wait("legal-approval"))
+    assert asked.outcome == "continue"
+
+
+def test_escalating_by_hand_lets_the_leads_decide(bot: Agent, dave: Person, grace: Person) -> None:
+    run = bot.open()
+    wait = run.pause(approval("e", name="escalating"))
+    grace.decide(wait).refused(403, "not_eligible")
+    dave.post(f"/waits/{wait['id']}/escalate", {"reason": "urgent"}).fine()
+    grace.approve(run.wait("e"))
+    assert run.outcome == "continue"

@@ -491,3 +491,51 @@ def test_clear_is_a_decision_with_a_name(bot: Agent, dave: Person, clock: Clock)
     dave.clear(run, "human_gate").fine()
     (made,) = run.decisions()
     assert (made["kind"], "dave" in str(made["decided_by"])) == ("clear", True)
+
+
+def test_a_clear_may_bring_the_new_input(bot: Agent, alice: Person, dave: Person) -> None:
+    run = bot.open()
+    alice.approve(run.pause(approval()))
+    new = {"ref": "s3://in/18", "digest": "sha256:" + "2" * 64}
+    assert run.rehydrate(input_digest=new["digest"]).ok()["lease"] is None
+    dave.clear(run, "input_changed", input=new).fine()
+    assert run.resume(input_digest=new["digest"])["input"]["ref"] == "s3://in/18"
+    alice.approve(run.pause(approval("b")))
+    assert run.rehydrate(input_digest="sha256:" + "1" * 64).ok()["lease"] is None, "now the old one differs"
+    run.resume(input_digest=new["digest"])
+
+
+def test_a_version_that_a_person_let_in_is_the_runs_version_from_then_on(
+    bot: Agent, alice: Person, dave: Person, clock: Clock
+) -> None:
+    run = bot.open()
+    alice.approve(run.pause(approval()))
+    bot.version = "2"
+    assert run.rehydrate().ok()["lease"] is None
+    dave.clear(run, "version_changed", agent_version="2").fine()
+    run.resume()
+    run.pause(timer(due_in=60))
+    clock.advance(seconds=61)
+    sweep()
+    assert bot.claim().ok()["run"]["id"] == run.id
+
+
+def test_what_a_person_must_look_at_is_seen_in_the_list(bot: Agent, alice: Person) -> None:
+    run = bot.open()
+    alice.approve(run.pause(approval()))
+    bot.version = "2"
+    run.rehydrate().ok()
+    found = [r["id"] for r in alice.get("/runs", status="review").ok()["results"]]
+    assert found == [run.id], "a resume that was refused for its version waits for a person, and is not forgotten"
+
+
+def test_the_whole_table_is_listed_not_only_the_first(bot: Agent, clock: Clock) -> None:
+    run = bot.open(*LOST, order(), at="sign")
+    run.do(executed("k1"))
+    run.pause(callback("c", due_in=60))
+    clock.advance(seconds=61)
+    sweep()
+    assert read(run) == (
+        "review",
+        ["effect_unknown", "executed_despite_rejection", "timeout_undetermined", "human_gate"],
+    )

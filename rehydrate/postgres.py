@@ -112,7 +112,8 @@ class Embedded:
 
     def command(self) -> list[str]:
         """What runs the server in the foreground. SIGINT ends it quickly and cleanly."""
-        settings = {**self.settings, "unix_socket_directories": f'"{self.socket_folder}"'}
+        quoted = str(self.socket_folder).replace('"', '""')
+        settings = {**self.settings, "unix_socket_directories": f'"{quoted}"'}
         options = [f"--{name}={value}" for name, value in settings.items()]
         return [*self._as_other_user(), str(binaries() / "postgres"), "-D", str(self.pgdata), *options]
 

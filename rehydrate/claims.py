@@ -24,10 +24,11 @@ def next_claimable(
         cursor.execute(
             "SELECT id FROM rehydrate_run"
             " WHERE workspace_id = %s AND status IN ('ready', 'compensating') AND lease_expires_at IS NULL"
+            " AND (retry_at IS NULL OR retry_at <= clock_timestamp() + %s::interval)"
             + (" AND flow = ANY(%s)" if flows is not None else "")
             + (" AND (agent->>'version' IS NULL OR agent->>'version' = ANY(%s) OR %s)" if reads is not None else "")
             + " AND NOT id = ANY(%s::uuid[]) ORDER BY ready_since, id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED",
-            [workspace, *named, *versions, passed],
+            [workspace, clock.interval(), *named, *versions, passed],
         )
         row = cursor.fetchone()
     return str(row[0]) if row else None

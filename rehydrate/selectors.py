@@ -204,7 +204,7 @@ def evidence(caller: Caller, run_id: str) -> Json:
         "events": events,
         "decisions": run["decisions"],
         "chain": {
-            "algorithm": "SHA-256 over the hash before (hex) and the RFC 8785 form of run, seq, type, actor, at, payload",
+            "algorithm": "SHA-256 over the hash before (hex) and RFC 8785 of run, seq, type, actor, at, payload",
             "first": events[0]["prev_hash"] if events else None,
             "last": events[-1]["hash"] if events else None,
             "length": len(events),
@@ -343,12 +343,18 @@ def _searched(where: _Where, text: str) -> None:
     )
 
 
-def _outside(where: _Where, column: str, reference: str, value: str) -> None:
+def _outside(where: _Where, filters: Json) -> None:
+    """What a run touched outside: system and resource of one and the same effect or reference."""
+    given = {name: filters[name] for name in ("system", "resource") if name in filters}
+    if not given:
+        return
+    effect = " AND ".join(f"s.{name} = %s" for name in given)
+    reference = " AND ".join(f"s.{'ref_id' if name == 'resource' else name} = %s" for name in given)
     where.add(
-        f"EXISTS (SELECT 1 FROM rehydrate_effect s WHERE s.run_id = r.id AND s.{column} = %s)"
-        f" OR EXISTS (SELECT 1 FROM rehydrate_externalref s WHERE s.run_id = r.id AND s.{reference} = %s)",
-        value,
-        value,
+        f"EXISTS (SELECT 1 FROM rehydrate_effect s WHERE s.run_id = r.id AND {effect})"
+        f" OR EXISTS (SELECT 1 FROM rehydrate_externalref s WHERE s.run_id = r.id AND {reference})",
+        *given.values(),
+        *given.values(),
     )
 
 
@@ -358,10 +364,7 @@ def _run_filters(where: _Where, filters: Json) -> None:
             where.add(f"r.{name} = %s", filters[name])
     if "q" in filters:
         _searched(where, filters["q"])
-    if "system" in filters:
-        _outside(where, "system", "system", filters["system"])
-    if "resource" in filters:
-        _outside(where, "resource", "ref_id", filters["resource"])
+    _outside(where, filters)
     if "label" in filters:
         key, _, value = str(filters["label"]).replace("=", ":", 1).partition(":")
         if value:
@@ -417,8 +420,7 @@ def list_waits(caller: Caller, *, filters: Json, cursor: str | None, limit: int)
             where.add(f"w.{name} = %s", filters[name])
     if "group" in filters:
         where.add("jsonb_exists(w.groups, %s)", filters["group"])
-    if "resource" in filters:
-        _outside(where, "resource", "ref_id", str(filters["resource"]))
+    _outside(where, filters)
     if "due_before" in filters:
         where.add("w.due_at < %s", filters["due_before"])
     if "q" in filters:

@@ -212,6 +212,8 @@ def claim(draft: Draft, body: cmd.Claim) -> verdict.Verdict | None:
     run = draft.run
     if run.leased or run.status not in ("ready", "compensating") or not reads(draft, body.agent):
         return None
+    if run.retry_at is not None and run.retry_at > draft.now:
+        return None  # an undo that failed is compensating all the while, and backs off like any other try
     found = verdict.assess(draft.state, draft.pinned, draft.now, caller_facts(body.agent, None))
     if found.outcome not in ("continue", "compensate"):
         return None

@@ -1,8 +1,7 @@
 """The state of a run, and `evolve(state, recorded) -> state`: the only way in which facts change it. No rules here.
 
-The structs have the names and types of the columns (rehydrate/models.py), so that a row decodes into its
-struct and a struct is written as its row. A state may be partial (`complete` false): then it holds the open waits, those
-of the latest pause, the effects that need attention and those that the command names; `evolve` never needs more.
+The structs have the names and types of the columns (rehydrate/models.py): a row decodes into its struct, and a struct is
+written as its row. A state may be partial (`complete` false): then it holds the open waits, those of the latest pause, the effects that need attention and those that the command names; `evolve` never needs more.
 """
 
 from collections.abc import Callable
@@ -498,11 +497,11 @@ def _person_checkpoint(given: dict[str, Any] | None, stage: str | None, rec: ev.
 
 
 def _add_ref(state: State, ref: Ref) -> State:
+    # Counted each time it is given: a state that was loaded does not hold the references from before, and must
+    # count as the fold of all events does.
     key = (ref.system, ref.type, ref.ref_id)
-    if key in state.refs:
-        return state
-    state = replace(state, refs={**state.refs, key: ref})
-    return _run(state, ref_count=state.run.ref_count + 1)
+    state = _run(state, ref_count=state.run.ref_count + 1)
+    return state if key in state.refs else replace(state, refs={**state.refs, key: ref})
 
 
 @_on(ev.ExternalRefAdded)

@@ -5,81 +5,28 @@ A refusal that matters is an event as well: it is committed, with what it change
 refusal.
 """
 
-import datetime as dt
-import secrets as random_tokens
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from uuid import UUID
 
 from django.db import connection, transaction
 
-from rehydrate import clock, projections, seal, shapes, signals
+from rehydrate import clock, loading, projections, seal, shapes, signals
+from rehydrate.contexts import SYSTEM, context_of, make_context
 from rehydrate.core import decide, waiting
 from rehydrate.core import events as ev
-from rehydrate.core.draft import Context, Draft, People
-from rehydrate.core.policy import FlowPolicy
+from rehydrate.core.draft import Draft
 from rehydrate.core.refusals import AUDITED, Refusal, not_found
 from rehydrate.core.state import Run, State
 from rehydrate.core.verdict import NeedsAllEffects
 from rehydrate.ids import uuid7
+from rehydrate.loading import Loaded
 from rehydrate.models import Wait, Workspace
-from rehydrate.projections import Change, Loaded
+from rehydrate.projections import Change
 
 R = TypeVar("R")
 
 Work = Callable[[Draft], R]
-
-
-def people_of(workspace: str) -> People:
-    """Who may decide in a workspace: active people with the reviewer's role, by group. One query."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT g.name, g.roles, u.username FROM rehydrate_group g"
-            " JOIN rehydrate_membership m ON m.group_id = g.id JOIN auth_user u ON u.id = m.user_id"
-            " WHERE g.workspace_id = %s AND u.is_active",
-            [workspace],
-        )
-        rows = cursor.fetchall()
-    able = {"reviewer", "operator", "admin"}
-    reviewers = {name for _, roles, name in rows if able & set(roles)}
-    groups: dict[str, list[str]] = {}
-    for group, _, name in rows:
-        if name in reviewers:
-            groups.setdefault(group, []).append(name)
-    return People(groups=groups, reviewers=sorted(reviewers))
-
-
-def _context(loaded: Loaded, actor: dict[str, Any]) -> Context:
-    return make_context(
-        now=loaded.now,
-        number=loaded.number,
-        policy=loaded.policy,
-        pinned=loaded.pinned,
-        workspace=loaded.state.run.workspace_id,
-        actor=actor,
-    )
-
-
-def make_context(
-    *, now: dt.datetime, number: int, policy: FlowPolicy, pinned: FlowPolicy, workspace: str, actor: dict[str, Any]
-) -> Context:
-    cache: list[People] = []
-
-    def people() -> People:
-        if not cache:
-            cache.append(people_of(workspace))
-        return cache[0]
-
-    return Context(
-        now=now,
-        policy=policy,
-        policy_number=number,
-        pinned=pinned,
-        actor=ev.Actor(**actor),
-        new_id=lambda: str(uuid7()),
-        new_token=lambda: random_tokens.token_urlsafe(32),
-        people=people,
-    )
 
 
 def change(
@@ -105,7 +52,7 @@ def change(
     """
     named: dict[str, Any] = {"keys": keys, "wait_keys": wait_keys, "wait_ids": wait_ids, "prints": prints}
     with transaction.atomic():
-        found = projections.load_runs([run_id], full=full, **named)
+        found = loading.load_runs([run_id], full=full, **named)
         if run_id not in found:
             raise not_found("run")
         if check is not None:
@@ -113,7 +60,7 @@ def change(
         try:
             result, draft, refused = _attempt(found[run_id], work, actor, operation, rescue)
         except NeedsAllEffects:
-            loaded = projections.load_runs([run_id], full=True, **named)[run_id]
+            loaded = loading.load_runs([run_id], full=True, **named)[run_id]
             result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
         _save(found[run_id], draft)
         if after is not None and refused is None:
@@ -130,7 +77,7 @@ def _attempt(
     operation: str,
     rescue: Callable[[Draft, Refusal], None] | None,
 ) -> tuple[R | None, Draft, Refusal | None]:
-    draft = Draft(loaded.state, _context(loaded, actor))
+    draft = Draft(loaded.state, context_of(loaded, actor))
     decide.apply_overdue(draft)
     mark = draft.state, len(draft.recorded)
     try:
@@ -150,7 +97,7 @@ def _attempt(
 
 def _save(loaded: Loaded, draft: Draft) -> None:
     before, after = loaded.state, draft.state
-    due = any(due_at <= draft.now for due_at in projections.timers(before).values())
+    due = any(due_at <= draft.now for due_at in loading.timers(before).values())
     if draft.recorded or after.run is not before.run or due:
         secret = seal.tails(draft.policy.secret)
         projections.save([Change(before, after, draft.recorded, secret, draft.now)])
@@ -169,7 +116,7 @@ def create(
     Raises IntegrityError when another opened it at the same instant.
     """
     with transaction.atomic():
-        number, policy = projections.current_policy(workspace, flow)
+        number, policy = loading.current_policy(workspace, flow)
         ctx = make_context(
             now=clock.now(), number=number, policy=policy, pinned=policy, workspace=workspace, actor=actor
         )
@@ -201,8 +148,8 @@ def catch_up(run_ids: list[str]) -> int:
         if not free:
             return 0
         changes = []
-        for loaded in projections.load_runs(free, full=True).values():
-            draft = Draft(loaded.state, _context(loaded, SYSTEM))
+        for loaded in loading.load_runs(free, full=True).values():
+            draft = Draft(loaded.state, context_of(loaded, SYSTEM))
             decide.apply_overdue(draft)
             decide.settle(draft)
             changes.append(
@@ -210,9 +157,6 @@ def catch_up(run_ids: list[str]) -> int:
             )
         projections.save(changes)
     return len(changes)
-
-
-SYSTEM = {"kind": ev.SYSTEM.kind, "id": ev.SYSTEM.id, "name": ev.SYSTEM.name}
 
 
 def policy_changed(*, workspace: Workspace, groups: set[str], flow_waits: set[tuple[str, str]], by: str) -> int:
@@ -225,7 +169,7 @@ def policy_changed(*, workspace: Workspace, groups: set[str], flow_waits: set[tu
     runs = {str(run_id) for run_id in open_asks.values_list("run_id", flat=True)}
     count = 0
     for run_id in sorted(runs):
-        found = projections.load_runs([run_id], lock=False)[run_id].state
+        found = loading.load_runs([run_id], lock=False)[run_id].state
         if any(_touched(found, wait, groups, flow_waits) for wait in found.open_waits()):
 
             def work(draft: Draft) -> int:

@@ -1,37 +1,21 @@
-"""Rows to states and back, many runs in one statement. Only `ledger` and the rebuild use this; no rules live here.
+"""States as rows, many runs in one statement a table: the events with their chain, and the projections of them.
 
-A row decodes into the struct of its name (core/state.py) and a struct is written as its row, so that a projection is
-nothing but the folded state: what `evolve` says is what the tables hold.
+Only `ledger` and the rebuild use this; no rules live here. A struct is written as its row (core/state.py), so that a
+projection is nothing but the folded state: what `evolve` says is what the tables hold.
 """
 
 import datetime as dt
-from collections.abc import Iterable
-from typing import Any, Final, TypeVar
-from uuid import UUID
+from typing import Any, Final
 
 import msgspec
 from django.db import connection
 from msgspec import Struct
 
-from rehydrate import clock, seal
+from rehydrate import seal
 from rehydrate.core import events as ev
 from rehydrate.core.canonical import event_hash
-from rehydrate.core.policy import FlowPolicy, load
 from rehydrate.core.state import Decision, Effect, Ref, Run, State, Wait
-
-T = TypeVar("T", bound=Struct)
-
-_ATTENTION: Final = "('planned','started','unknown','compensating','compensation_unknown')"
-
-
-class Loaded(Struct, frozen=True):
-    """A locked run as it stands, the database's time, and its policies: the newest, and the one pinned at its pause."""
-
-    state: State
-    now: dt.datetime
-    number: int
-    policy: FlowPolicy
-    pinned: FlowPolicy
+from rehydrate.loading import instant, timers
 
 
 class Change(Struct, frozen=True):
@@ -42,135 +26,6 @@ class Change(Struct, frozen=True):
     recorded: list[ev.Recorded]
     secret: tuple[str, ...] = ()
     now: dt.datetime | None = None
-
-
-# -- policies: written once, so they may be kept in memory
-
-_policies: dict[tuple[str, str, int], FlowPolicy] = {}
-UNDECLARED: Final = FlowPolicy(declared=False)
-
-
-def policy_of(workspace: str, flow: str, number: int) -> FlowPolicy:
-    """A version of a flow's policy; number 0 is that of a flow that no file names."""
-    if number == 0:
-        return UNDECLARED
-    key = (workspace, flow, number)
-    if key not in _policies:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT v.body FROM rehydrate_policyversion v JOIN rehydrate_flow f ON f.id = v.flow_id"
-                " WHERE f.workspace_id = %s AND f.name = %s AND v.number = %s",
-                [workspace, flow, number],
-            )
-            row = cursor.fetchone()
-        _policies[key] = load(_decoded(row[0]))
-    return _policies[key]
-
-
-def current_policy(workspace: str, flow: str) -> tuple[int, FlowPolicy]:
-    """The newest policy of a flow and its number."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT current FROM rehydrate_flow WHERE workspace_id = %s AND name = %s", [workspace, flow])
-        row = cursor.fetchone()
-    number = row[0] if row else 0
-    return number, policy_of(workspace, flow, number)
-
-
-_slugs: dict[str, str] = {}
-
-
-def workspace_slug(workspace: str) -> str:
-    """The workspace's name in answers; it never changes."""
-    if workspace not in _slugs:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT slug FROM rehydrate_workspace WHERE id = %s", [workspace])
-            row = cursor.fetchone()
-        _slugs[workspace] = row[0] if row else workspace
-    return _slugs[workspace]
-
-
-def forget() -> None:
-    """For tests, whose databases come and go within one process."""
-    _policies.clear()
-    _slugs.clear()
-
-
-def _decoded(value: Any) -> Any:
-    return msgspec.json.decode(value) if isinstance(value, str | bytes) else value
-
-
-# -- reading
-
-_LOCK: Final = "SELECT to_jsonb(r) FROM rehydrate_run r WHERE r.id = ANY(%s) ORDER BY r.id"
-
-_PARTS: Final = f"""
-SELECT r.id, clock_timestamp() + %s::interval,
-       coalesce((SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = r.workspace_id AND f.name = r.flow), 0),
-       (SELECT jsonb_agg(to_jsonb(w)) FROM rehydrate_wait w WHERE w.run_id = r.id AND
-           (%s OR w.status = 'open' OR w.pause = r.pause OR w.key = ANY(%s) OR w.id = ANY(%s))),
-       (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id AND
-           (%s OR e.state IN {_ATTENTION} OR e.key = ANY(%s)
-            OR e.fingerprint = ANY(%s) OR e.first_fingerprint = ANY(%s)))
-FROM rehydrate_run r WHERE r.id = ANY(%s)
-"""
-
-
-def load_runs(
-    ids: list[str],
-    *,
-    lock: bool = True,
-    full: bool = False,
-    keys: Iterable[str] = (),
-    wait_keys: Iterable[str] = (),
-    wait_ids: Iterable[str] = (),
-    prints: Iterable[str] = (),
-) -> dict[str, Loaded]:
-    """The runs with these ids, locked for the transaction in the order of their ids.
-
-    The lock comes first and the rest in a statement of its own: a statement that waited for a lock still reads other
-    tables as they were before it waited.
-    """
-    uuids = [UUID(run_id) for run_id in ids]
-    with connection.cursor() as cursor:
-        cursor.execute(_LOCK + (" FOR NO KEY UPDATE" if lock else ""), [uuids])
-        runs = {row["id"]: row for (text,) in cursor.fetchall() for row in [_decoded(text)]}
-        if not runs:
-            return {}
-        some = [list(keys), list(prints)]
-        cursor.execute(
-            _PARTS,
-            [
-                clock.interval(),
-                full,
-                list(wait_keys),
-                [UUID(wait_id) for wait_id in wait_ids],
-                full,
-                some[0],
-                some[1],
-                some[1],
-                [UUID(run_id) for run_id in runs],
-            ],
-        )
-        rows = cursor.fetchall()
-    loaded: dict[str, Loaded] = {}
-    for run_id, now, number, waits, effects in rows:
-        run = msgspec.convert(runs[str(run_id)], Run)
-        state = State(
-            run,
-            {wait.key: wait for wait in structs(waits, Wait)},
-            {effect.key: effect for effect in structs(effects, Effect)},
-            complete=full,
-        )
-        policy = policy_of(run.workspace_id, run.flow, number)
-        pinned = policy if run.policy == number else policy_of(run.workspace_id, run.flow, run.policy)
-        loaded[run.id] = Loaded(state, now, number, policy, pinned)
-    return loaded
-
-
-def structs(rows: Any, kind: type[T]) -> list[T]:
-    """Rows as they come from to_jsonb, unsealed."""
-    found = _decoded(rows) or []
-    return [msgspec.convert(seal.unseal(row, row.get("sealed")), kind) for row in found]
 
 
 # -- writing
@@ -246,11 +101,6 @@ def event_rows(change: Change) -> tuple[list[dict[str, Any]], str]:
     return rows, prev
 
 
-def instant(when: dt.datetime) -> str:
-    """RFC 3339 in UTC with microseconds as they are and a Z: the one spelling in hashes and answers."""
-    return when.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
-
-
 def rows_of(before: State | None, after: State, secret: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
     """What changed, as rows by table."""
     was = before or State(Run(id=after.run.id))
@@ -297,34 +147,6 @@ def save(changes: list[Change]) -> None:
             if given:
                 cursor.execute(sql, [msgspec.json.encode(given).decode()])
         _save_timers(cursor, changes)
-
-
-# -- timers
-
-TimerKey = tuple[str, str]
-
-
-def timers(state: State) -> dict[TimerKey, dt.datetime]:
-    """What becomes due by itself, by (kind, subject). Leases and alarms have columns of their own on the run."""
-    found: dict[TimerKey, dt.datetime] = {}
-    run = state.run
-    if run.ended:
-        return found
-    for wait in state.waits.values():
-        if wait.open:
-            found["deadline", wait.id] = wait.due_at
-            if wait.remind_at is not None:
-                found["reminder", wait.id] = wait.remind_at
-            if wait.escalate_at is not None:
-                found["escalation", wait.id] = wait.escalate_at
-    if run.retry_at is not None and not run.leased:
-        found["retry", ""] = run.retry_at
-    for effect in state.effects.values():
-        if effect.state == "planned" and not run.leased:
-            for approval in effect.approvals.values():
-                if approval["status"] == "approved" and approval["expires_at"]:
-                    found["expiry", effect.key] = dt.datetime.fromisoformat(approval["expires_at"])
-    return found
 
 
 def _save_timers(cursor: Any, changes: list[Change]) -> None:

@@ -14,8 +14,9 @@ import msgspec
 from django.conf import settings
 from django.db import connection
 
-from rehydrate import ledger, projections, seal, shapes
+from rehydrate import loading, seal, shapes
 from rehydrate.callers import Caller
+from rehydrate.contexts import SYSTEM, context_of
 from rehydrate.core import decide, verdict
 from rehydrate.core import events as ev
 from rehydrate.core.draft import Draft
@@ -55,18 +56,10 @@ def _id(text: str, what: str) -> str:
 def current(caller: Caller, run_id: str) -> Draft:
     """The run as of now, with what is overdue applied in memory only (rule 6, rule 12). 404 where it is not visible."""
     run_id = _id(run_id, "run")
-    found = projections.load_runs([run_id], lock=False, full=True).get(run_id)
+    found = loading.load_runs([run_id], lock=False, full=True).get(run_id)
     if found is None or not caller.sees(found.state.run.workspace_id, found.state.run.flow):
         raise not_found("run")
-    ctx = ledger.make_context(
-        now=found.now,
-        number=found.number,
-        policy=found.policy,
-        pinned=found.pinned,
-        workspace=found.state.run.workspace_id,
-        actor=ledger.SYSTEM,
-    )
-    draft = Draft(found.state, ctx)
+    draft = Draft(found.state, context_of(found, SYSTEM))
     decide.apply_overdue(draft)
     decide.settle(draft)
     return draft
@@ -103,7 +96,7 @@ def refs_and_decisions(run_id: str) -> tuple[list[Ref], list[Decision]]:
             [run_id, run_id],
         )
         refs, decisions = cursor.fetchone()
-    return projections.structs(refs, Ref), projections.structs(decisions, Decision)
+    return loading.structs(refs, Ref), loading.structs(decisions, Decision)
 
 
 def covers(caller: Caller, workspace: str, policy: FlowPolicy) -> tuple[str, ...]:
@@ -129,7 +122,7 @@ def get_run(caller: Caller, run_id: str) -> Json:
     whole["flow_title"] = draft.pinned.title or run.flow
     whole["timers"] = [
         {"kind": kind, "subject": subject or None, "due_at": shapes.instant(due_at)}
-        for (kind, subject), due_at in sorted(projections.timers(draft.state).items(), key=lambda item: item[1])
+        for (kind, subject), due_at in sorted(loading.timers(draft.state).items(), key=lambda item: item[1])
     ]
     return dict(seal.mask(whole, covers(caller, run.workspace_id, draft.policy)))
 
@@ -306,7 +299,7 @@ def _rows(
 
 
 def _pinned(run: Run) -> FlowPolicy:
-    return projections.policy_of(run.workspace_id, run.flow, run.policy)
+    return loading.policy_of(run.workspace_id, run.flow, run.policy)
 
 
 def _run_item(caller: Caller, row: Json) -> Json:
@@ -553,7 +546,7 @@ def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limi
         results = []
         for row in rows:
             item = _run_item(caller, row["run"])
-            item["effects"] = [shapes.effect(e) for e in projections.structs(row["effects"], Effect)]
+            item["effects"] = [shapes.effect(e) for e in loading.structs(row["effects"], Effect)]
             run = msgspec.convert(row["run"], Run)
             results.append({"wait": None, "run": seal.mask(item, covers(caller, run.workspace_id, _pinned(run)))})
     return {"results": results, "next": more, "total": total}

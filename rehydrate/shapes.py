@@ -13,7 +13,7 @@ from rehydrate.core import verdict as vd
 from rehydrate.core.policy import FlowPolicy
 from rehydrate.core.refusals import Refusal
 from rehydrate.core.state import Decision, Effect, Ref, Run, State, Wait
-from rehydrate.projections import workspace_slug
+from rehydrate.loading import workspace_slug
 
 
 def instant(when: dt.datetime | None) -> str | None:

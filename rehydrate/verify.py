@@ -17,7 +17,7 @@ import msgspec
 import rfc8785
 from django.db import connection, transaction
 
-from rehydrate import projections, seal
+from rehydrate import loading, seal
 from rehydrate.core import events as ev
 from rehydrate.core.canonical import GENESIS, event_hash
 from rehydrate.core.state import Decision, Ref, State, fold
@@ -105,7 +105,7 @@ def _event(row: LedgerEvent) -> dict[str, Any]:
         "seq": row.seq,
         "type": row.type,
         "actor": {"kind": row.actor_kind, "id": row.actor_id, "name": row.actor_name},
-        "at": projections.instant(row.at),
+        "at": loading.instant(row.at),
         "payload": row.payload,
         "prev_hash": row.prev_hash,
         "hash": row.hash,
@@ -114,7 +114,7 @@ def _event(row: LedgerEvent) -> dict[str, Any]:
 
 def _tables(run_id: str, rows: list[LedgerEvent], last: str) -> Flaw | None:
     """The events folded again, against what the tables say."""
-    loaded = projections.load_runs([run_id], lock=False, full=True)[run_id]
+    loaded = loading.load_runs([run_id], lock=False, full=True)[run_id]
     if not rows:
         return Flaw(run_id, 1, "it is missing: the run has no events")
     if loaded.state.run.version != len(rows):

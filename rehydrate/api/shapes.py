@@ -398,6 +398,12 @@ class Decided(Decision):
     run_status: RunStatus
 
 
+class Settled(Decision):
+    """A person's decision about a run, with the run as it stands after it."""
+
+    run: Run  # type: ignore[assignment]
+
+
 class Chain(Shape):
     """How the events prove themselves: each hash is over the one before and the event's canonical JSON."""
 

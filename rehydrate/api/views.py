@@ -246,37 +246,37 @@ def takeover(caller: Caller, *, run_id: str, body: c.Reasoned) -> Json:
     return services.takeover(caller, run_id, body)
 
 
-@post(tag=WHEEL, body=c.Handback, answers={200: shapes.Run}, refuses=(404,), people_only=True)
+@post(tag=WHEEL, body=c.Handback, answers={200: shapes.Settled}, refuses=(404,), people_only=True)
 def handback(caller: Caller, *, run_id: str, body: c.Handback) -> Json:
     """Hand a run back, at the stage and checkpoint that are named, with what was done by hand."""
     return services.handback(caller, run_id, body)
 
 
-@post(tag=WHEEL, body=c.Reasoned, answers={200: shapes.Run}, refuses=(404,), people_only=True)
+@post(tag=WHEEL, body=c.Reasoned, answers={200: shapes.Settled}, refuses=(404,), people_only=True)
 def terminate(caller: Caller, *, run_id: str, body: c.Reasoned) -> Json:
     """End a run and keep its evidence."""
     return services.terminate(caller, run_id, body)
 
 
-@post(tag=WHEEL, body=c.Retry, answers={200: shapes.Run}, refuses=(404,), people_only=True)
+@post(tag=WHEEL, body=c.Retry, answers={200: shapes.Settled}, refuses=(404,), people_only=True)
 def retry(caller: Caller, *, run_id: str, body: c.Retry) -> Json:
     """Grant more tries."""
     return services.retry(caller, run_id, body)
 
 
-@post(tag=WHEEL, body=c.Clear, answers={200: shapes.Run}, refuses=(404,), people_only=True)
+@post(tag=WHEEL, body=c.Clear, answers={200: shapes.Settled}, refuses=(404,), people_only=True)
 def clear(caller: Caller, *, run_id: str, body: c.Clear) -> Json:
     """Settle reasons for review until the next pause, and supply metadata that is missing."""
     return services.clear(caller, run_id, body)
 
 
-@post(tag=WHEEL, body=c.Reconcile, answers={200: shapes.Run}, refuses=(404,), people_only=True)
+@post(tag=WHEEL, body=c.Reconcile, answers={200: shapes.Settled}, refuses=(404,), people_only=True)
 def reconcile(caller: Caller, *, run_id: str, key: str, body: c.Reconcile) -> Json:
     """Say what became of an effect whose outcome is unknown."""
     return services.reconcile(caller, run_id, key, body)
 
 
-@post(tag=WHEEL, body=c.Reasoned, answers={200: shapes.Run}, refuses=(404,), people_only=True)
+@post(tag=WHEEL, body=c.Reasoned, answers={200: shapes.Settled}, refuses=(404,), people_only=True)
 def sign_off(caller: Caller, *, run_id: str, key: str, body: c.Reasoned) -> Json:
     """Accept that an executed effect stays, though its run was rejected or cancelled."""
     return services.sign_off(caller, run_id, key, body)

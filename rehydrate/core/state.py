@@ -1,7 +1,8 @@
 """The state of a run, and `evolve(state, recorded) -> state`: the only way in which facts change it. No rules here.
 
-The structs have the names and types of the columns (rehydrate/models.py): a row decodes into its struct, and a struct is
-written as its row. A state may be partial (`complete` false): then it holds the open waits, those of the latest pause, the effects that need attention and those that the command names; `evolve` never needs more.
+The structs have the names and types of the columns (rehydrate/models.py): a row decodes into its struct, and a struct
+is written as its row. A state may be partial (`complete` false): then it holds the open waits, those of the latest
+pause, the effects that need attention and those that the command names; `evolve` never needs more.
 """
 
 from collections.abc import Callable
@@ -260,7 +261,7 @@ class State(Struct, frozen=True):
 
 
 def in_part(state: State, *, keys: set[str], wait_keys: set[str], prints: set[str]) -> State:
-    """A complete state as `projections.load_runs` loads it in part: the rules of that statement, in words of the core.
+    """A complete state as `loading.load_runs` loads it in part: the rules of that statement, in words of the core.
 
     Open waits, those of the latest pause and those named; effects that need attention, that an open wait asks about,
     that are named, or that are the same act (`prints`).

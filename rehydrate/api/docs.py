@@ -53,7 +53,7 @@ def _operation(path: str, method: str, described: dict[str, Any]) -> dict[str, A
     for status, answer in described["responses"].items():
         if "$ref" in answer:
             answer = schema.document()["components"]["responses"][answer["$ref"].rpartition("/")[2]]
-        content = next(iter(answer.get("content", {}).values()), {})
+        content: dict[str, Any] = next(iter(answer.get("content", {}).values()), {})
         answers.append(
             {"status": status, "words": answer["description"], "type": _type(content["schema"]) if content else None}
         )

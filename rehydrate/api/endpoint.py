@@ -147,7 +147,7 @@ def post(
     return describe
 
 
-def _words(act: Callable[..., Any]) -> dict[str, str]:
+def _words(act: Callable[..., Any]) -> dict[str, Any]:
     summary, _, rest = (act.__doc__ or "").strip().partition("\n")
     return {
         "name": act.__name__,
@@ -172,7 +172,7 @@ class Endpoint(APIView):
         ):
             raise MethodNotAllowed(request.method or "")
 
-    def handle_exception(self, exc: Exception) -> HttpResponse:
+    def handle_exception(self, exc: Exception) -> HttpResponse:  # type: ignore[override]
         response = problems.for_exception(exc, self.request._request)
         if response.status_code == 405:
             response.headers["Allow"] = ", ".join(self.allowed_methods)
@@ -182,7 +182,7 @@ class Endpoint(APIView):
         response.headers["Cache-Control"] = "no-store"
         return response
 
-    def options(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
+    def options(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:  # type: ignore[override]
         return HttpResponse(status=204, headers={"Allow": ", ".join(self.allowed_methods)})
 
     def _carry_out(self, request: Request, **ids: str) -> HttpResponse:
@@ -308,5 +308,5 @@ def resource(route: str, *operations: Operation) -> URLPattern:
     OPERATIONS.extend(operations)
     methods = {operation.method: operation for operation in operations}
     handlers = {method.lower(): Endpoint._carry_out for method in methods}
-    view = type("Endpoint", (Endpoint,), {"operations": methods, **handlers, "__doc__": ""})
+    view: type[Endpoint] = type("Endpoint", (Endpoint,), {"operations": methods, **handlers, "__doc__": ""})
     return path(route, view.as_view(), name=operations[0].name)

@@ -24,7 +24,7 @@ VALUES (%(caller)s, %(path)s, %(key)s, %(digest)s, '', clock_timestamp())
 ON CONFLICT (caller, path, key) DO UPDATE
 SET request_digest = EXCLUDED.request_digest, status = NULL, body = NULL, run_id = NULL, epoch = NULL,
     created_at = EXCLUDED.created_at
-WHERE r.created_at < clock_timestamp() - %(kept)s
+WHERE r.created_at < clock_timestamp() - %(kept)s::interval
 RETURNING id
 """
 
@@ -118,7 +118,7 @@ def _reserve(request: Request) -> int | None:
                 "path": request.path,
                 "key": request.key,
                 "digest": request.digest,
-                "kept": KEPT_FOR,
+                "kept": f"{KEPT_FOR.total_seconds()} seconds",
             },
         )
         row = cursor.fetchone()

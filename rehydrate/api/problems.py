@@ -116,7 +116,7 @@ def _for_drf(error: drf.APIException) -> HttpResponse:
         case drf.NotAuthenticated():
             detail = "Send a key: Authorization: Bearer <key>."
         case drf.Throttled():
-            headers["Retry-After"] = str(int(error.wait or 1))
+            headers["Retry-After"] = str(int(getattr(error, "wait", None) or 1))
             detail = "Too many requests. Try again after the seconds that Retry-After says."
         case _:
             pass

@@ -195,16 +195,18 @@ def parse(raw: bytes, type_: type[T]) -> T:
             raise _refused(errors)
     if type_ is commands.Signal and isinstance(value, dict) and isinstance(value.get("run"), dict):
         value = _with_target(value)
-    return convert(value, type_)
+    result: T = convert(value, type_)
+    return result
 
 
 def _with_tainted_events(value: dict[str, Any]) -> dict[str, Any]:
     events = value.get("events")
-    apart = isinstance(events, list)
-    if errors := faults({**value, "events": None} if apart and type(value) is dict else value):
-        raise _refused(errors)
-    if not apart:
+    if not isinstance(events, list) or isinstance(value, Doubled):
+        if errors := faults(value):
+            raise _refused(errors)
         return value
+    if errors := faults({**value, "events": None}):
+        raise _refused(errors)
     return {**value, "events": [Tainted(event, errors) if (errors := faults(event)) else event for event in events]}
 
 

@@ -68,8 +68,8 @@ class Embedded:
 
     @functools.cached_property
     def socket_folder(self) -> Path:
-        """The data folder itself, unless its path is too long for a socket; then one named after it."""
-        if len(os.fsencode(self.pgdata)) <= LONGEST_SOCKET_FOLDER:
+        """The data folder itself, unless its path is too long for a socket, or has what separates one host from another."""
+        if len(os.fsencode(self.pgdata)) <= LONGEST_SOCKET_FOLDER and not set(',"') & set(str(self.pgdata)):
             return self.pgdata
         name = hashlib.sha256(os.fsencode(self.pgdata)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"rehydrate-{name}"
@@ -112,8 +112,7 @@ class Embedded:
 
     def command(self) -> list[str]:
         """What runs the server in the foreground. SIGINT ends it quickly and cleanly."""
-        quoted = str(self.socket_folder).replace('"', '""')
-        settings = {**self.settings, "unix_socket_directories": f'"{quoted}"'}
+        settings = {**self.settings, "unix_socket_directories": f'"{self.socket_folder}"'}
         options = [f"--{name}={value}" for name, value in settings.items()]
         return [*self._as_other_user(), str(binaries() / "postgres"), "-D", str(self.pgdata), *options]
 
@@ -140,6 +139,7 @@ class Embedded:
                 )
             if time.monotonic() > deadline:
                 process.send_signal(signal.SIGQUIT)
+                process.wait(10)
                 raise PostgresError(f"The embedded PostgreSQL in {self.pgdata} does not answer.")
             time.sleep(0.02)
         return process

@@ -68,7 +68,7 @@ class Embedded:
 
     @functools.cached_property
     def socket_folder(self) -> Path:
-        """The data folder itself, unless its path is too long for a socket, or has what separates one host from another."""
+        """The data folder itself, unless its path is too long for a socket, or has a comma or a quote in it."""
         if len(os.fsencode(self.pgdata)) <= LONGEST_SOCKET_FOLDER and not set(',"') & set(str(self.pgdata)):
             return self.pgdata
         name = hashlib.sha256(os.fsencode(self.pgdata)).hexdigest()[:16]

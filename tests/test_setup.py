@@ -85,8 +85,10 @@ class TestPostgres:
     def test_a_path_with_blanks_and_quotes(self, folder: Path) -> None:
         odd = folder / 'it\'s a "data" folder, Ωmega'
         odd.mkdir(mode=0o711)
-        with Embedded(odd, settings=FAST_AND_LOOSE).in_use():
+        server = Embedded(odd, settings=FAST_AND_LOOSE)
+        with server.in_use():
             assert Embedded(odd).answers()
+        server.socket_folder.rmdir()
 
     def test_a_half_made_cluster_is_made_again(self, folder: Path) -> None:
         (folder / "postgres.new").mkdir()

@@ -238,6 +238,7 @@ class Wait(Shape, rename={"from_": "from"}):
     choices: list[c.Choice]
     callback_url: str | None
     assignees: list[str]
+    groups: list[str]
     assigned_to: str | None
     claimed_by: str | None
     votes: list[Object]

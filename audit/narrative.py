@@ -160,7 +160,7 @@ _REASONS = {
     "receipt_conflict": gettext_lazy("A receipt for %(subject)s contradicts what a person had found."),
     "executed_despite_rejection": gettext_lazy("%(subject)s was carried out although it was rejected."),
     "approval_mismatch": gettext_lazy("The agent tried to run something else than what was approved (%(subject)s)."),
-    "waiting": gettext_lazy("It waits for an answer: %(subject)s."),
+    "waiting": gettext_lazy("It waits for an answer: %(subject)s"),
     "backing_off": gettext_lazy("It waits before the next try."),
     "timeout_undetermined": gettext_lazy("The deadline passed, and the flow does not say where to go (%(subject)s)."),
     "input_changed": gettext_lazy("The input is not the one that the run was paused with."),
@@ -570,6 +570,8 @@ def _decided(payload: dict[str, Any]) -> str:
     if payload.get("closes") is False:
         said = gettext("%(did)s (a vote; more are needed)") % {"did": said}
     why = payload.get("reason") or payload.get("comment")
+    if payload.get("response") not in (None, "", {}):
+        why = formats.plain(payload["response"])
     return gettext("%(did)s: “%(why)s”") % {"did": said, "why": why} if why else said
 
 

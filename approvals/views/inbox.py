@@ -13,20 +13,22 @@ from django.views.decorators.http import require_POST, require_safe
 from approvals import live, present
 from approvals.forms import SavedViewForm
 from approvals.models import SavedView
-from approvals.web import body, caller_of, frame, page, say, scope_of, sent_before, signed_in
+from approvals.web import body, caller_of, frame, page, say, sent_before, signed_in
 from rehydrate import selectors, services
 from rehydrate.core import commands
 from rehydrate.core.refusals import Refusal
 
 PAGE = 50
 FILTERS = ("q", "flow", "risk")
+OPENS_ON = ("mine", "available", "review", "unknown", "overdue", "taken_over")
 REGIONS = {"rail-scopes": "_scopes.html", "inbox-rows": "inbox/_rows.html"}
 BULK_MAX = 50
 
 
 def load(request: HttpRequest) -> dict[str, Any]:
     """One scope of the inbox as its page shows it."""
-    scope = scope_of(request) or "mine"
+    framed = frame(request)
+    scope = framed["scope"] or _first_with_work(framed["scopes"])
     filters = {name: value for name in FILTERS if (value := request.GET.get(name, "").strip()[:200])}
     listed = selectors.inbox(
         caller_of(request), scope=scope, filters=filters, cursor=request.GET.get("cursor") or None, limit=PAGE
@@ -35,7 +37,7 @@ def load(request: HttpRequest) -> dict[str, Any]:
     if filters.get("risk"):
         rows = [r for r in rows if r["risk"] == filters["risk"]]
     return {
-        **frame(request),
+        **framed,
         "place": "inbox",
         "scope": scope,
         "rows": rows,
@@ -43,13 +45,21 @@ def load(request: HttpRequest) -> dict[str, Any]:
         "total": listed.get("total", len(rows)),
         "filters": filters,
         "filtered": bool(filters),
-        "query": _query(request),
+        "query": _query(request, scope),
         "bulk_rows": [r for r in rows if r["bulk"]],
     }
 
 
-def _query(request: HttpRequest) -> str:
+def _first_with_work(scopes: list[dict[str, Any]]) -> str:
+    """Where the inbox opens when its address names no scope; with no work at all, where new work will show."""
+    counts = {scope["id"]: scope["count"] for scope in scopes}
+    return next((name for name in OPENS_ON if counts.get(name)), "available")
+
+
+def _query(request: HttpRequest, scope: str) -> str:
+    """The address as it is kept: with the scope, so that the list under somebody's eyes never becomes another one."""
     query = request.GET.copy()
+    query["scope"] = scope
     for name in ("state", "cursor"):
         query.pop(name, None)
     return query.urlencode()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from typing import Any
 
 from django import template
 from django.template.context import Context
 from django.templatetags.static import static
 from django.utils import timezone
-from django.utils.html import format_html, json_script
-from django.utils.safestring import SafeString
+from django.utils.html import Urlizer, format_html, json_script
+from django.utils.safestring import SafeString, mark_safe
 
 from audit import formats, narrative, track
 
@@ -321,6 +322,34 @@ def _link(url: Any, text: Any) -> SafeString | str:
     if not address.lower().startswith(("https://", "http://")):
         return str(text)
     return format_html('<a href="{}" rel="noopener noreferrer nofollow" target="_blank">{}</a>', address, text)
+
+
+class _Linker(Urlizer):
+    """Django's, for whole http(s) addresses only; as careful as `_link`."""
+
+    simple_url_2_re = re.compile(r"(?!)")
+    url_template = '<a href="{href}" rel="noopener noreferrer nofollow" target="_blank"{attrs}>{url}</a>'
+
+    @staticmethod
+    def is_email_simple(value: str) -> bool:
+        return False
+
+
+_linker = _Linker()
+
+
+@register.filter
+def linked(text: Any) -> SafeString:
+    """Plain text with its addresses to click on; everything else in it is escaped."""
+    return mark_safe(_linker(str(text), autoescape=True))  # noqa: S308 - it escapes what is not safe already
+
+
+@register.simple_tag
+def ref_link(ref: dict[str, Any]) -> SafeString | str:
+    """What the run is called in another system, as a link where the agent gave one."""
+    return format_html(
+        "{} · {}: {}", ref.get("system") or "–", ref.get("type") or "–", _link(ref.get("url"), ref.get("id"))
+    )
 
 
 @register.simple_tag

@@ -260,8 +260,21 @@ class Agent:
                 f"Price at {order.supplier}": _money(order.total, order.currency),
                 f"Price at {order.second_supplier}": _money(order.second_total, order.currency),
                 "If you approve": f"It is cancelled at {order.supplier} and ordered from {order.second_supplier}.",
-                "If you answer": f"Your comment goes to {order.supplier} as a reminder, and we wait one more day.",
+                "If you answer": f"Your words go to {order.supplier} as a reminder, and we wait one more day.",
                 "If you reject": "The order is cancelled everywhere, and that is the end of it.",
+            },
+            response_schema={
+                "type": "object",
+                "properties": {
+                    "reminder": {
+                        "type": "string",
+                        "title": f"Reminder to {order.supplier}",
+                        "description": "They get it word for word.",
+                        "minLength": 1,
+                        "maxLength": 500,
+                    },
+                },
+                "required": ["reminder"],
             },
             choices=["approve", "respond", "reject"],
             reasons=["We do not need it any more", "Both are too expensive"],

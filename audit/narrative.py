@@ -217,6 +217,7 @@ _REFUSALS = {
 _EVENTS = {
     "run.opened": gettext_lazy("opened the run"),
     "run.unclaimed": gettext_lazy("No agent has come for the run since it became ready"),
+    "run.escalated": gettext_lazy("The run was escalated: it has failed as often as the flow allows"),
     "completed": gettext_lazy("finished the run"),
     "terminated": gettext_lazy("ended the run"),
     "checkpoint": gettext_lazy("reached checkpoint “%(stage)s”"),
@@ -552,7 +553,7 @@ class _EventWords(dict):  # type: ignore[type-arg]
 #: Sentences that name their own subject: no actor stands before them.
 SUBJECTLESS = frozenset(
     {
-        "run.unclaimed", "verdict", "lease.lapsed", "effect.unknown", "effect.compensation_unknown",
+        "run.unclaimed", "run.escalated", "verdict", "lease.lapsed", "effect.unknown", "effect.compensation_unknown",
         "effect.withdrawn", "wait.satisfied", "wait.timed_out", "wait.signalled", "wait.superseded", "wait.reminded",
         "wait.policy_changed", "signal.noted",
     }

@@ -93,7 +93,8 @@ class HttpTransport:
         self.client = httpx.Client(base_url=base, timeout=60)
 
     def send(self, method: str, path: str, headers: dict[str, str], content: bytes | None) -> Answer:
-        got = self.client.request(method, path, headers=headers, content=content)
+        sent = [(name.encode(), value.strip().encode("latin-1")) for name, value in headers.items()]
+        got = self.client.request(method, path, headers=sent, content=content)
         return Answer(got.status_code, {k.lower(): v for k, v in got.headers.items()}, got.content, f"{method} {path}")
 
 
@@ -421,6 +422,8 @@ class World:
         self.people: dict[str, Person] = {}
         self.agents: dict[str, Agent] = {}
         self.applied = 0
+        #: A test that forged the ledger says so; after every other one it is verified.
+        self.forged = False
 
     def apply(self, toml: str) -> str:
         """What `manage.py apply` printed for this file."""

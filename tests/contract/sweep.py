@@ -6,5 +6,5 @@ from rehydrate import engine
 
 
 def sweep() -> None:
-    """Fire whatever is due now, once."""
+    """Fire whatever is due by now, once."""
     engine.tick()

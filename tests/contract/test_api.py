@@ -10,6 +10,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from django.apps import apps
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.test import Client
 
 from .driver import (
     ORDER,
@@ -31,6 +35,7 @@ from .driver import (
     hook_path,
     order,
     paused,
+    rows_with,
     started,
     timer,
 )
@@ -858,3 +863,95 @@ def test_a_head_request_is_a_get_without_a_body(bot: Agent) -> None:
     run = bot.open()
     answer = bot.call("HEAD", f"/runs/{run.id}")
     assert (answer.status, answer.raw) == (200, b"")
+
+
+def test_a_claim_whose_answer_was_lost_is_given_again(bot: Agent) -> None:
+    run = bot.open(holder=None)
+    body = {"flows": ["contract-approval"], "holder": "w", "agent": bot.card(), "wait": 0}
+    first, second = (bot.post("/claims", body, idem="once").ok() for _ in range(2))
+    assert (first["run"]["id"], second) == (run.id, first)
+    assert [e["payload"]["via"] for e in run.events("lease.granted")].count("claim") == 1
+
+
+def test_a_refusal_is_given_again_too(bot: Agent, alice: Person, bob: Person) -> None:
+    run = bot.open()
+    wait = run.pause(approval())
+    alice.approve(wait)
+    body = {"choice": "approve", "wait_version": wait["version"]}
+    first, second = (bob.post(f"/waits/{wait['id']}/decisions", body, idem="once") for _ in range(2))
+    first.refused(409, "wait_closed")
+    assert (second.status, second.json["code"]) == (409, "wait_closed")
+
+
+def test_a_cursor_of_another_list_is_refused_or_harmless(bot: Agent) -> None:
+    for _ in range(3):
+        bot.open(paused(approval()))
+    cursor = bot.get("/runs", limit=1).ok()["next"]
+    for path in ("/waits", f"/runs/{bot.open().id}/events"):
+        assert bot.get(path, cursor=cursor).status in (200, 422)
+
+
+@pytest.mark.parametrize("when", ["2020-01-01T00:00:00", "yesterday", "2020-13-01T00:00:00Z"])
+def test_times_in_a_query_have_an_offset_too(frank: Person, when: str) -> None:
+    frank.get("/metrics/recovery", **{"from": when}).refused(422, "invalid")
+
+
+def test_state_is_encrypted_at_rest(bot: Agent) -> None:
+    bot.open(checkpoint("b", state={"memory": "tell-nobody-4711"}))
+    for model in apps.get_app_config("rehydrate").get_models():
+        assert rows_with(model._meta.db_table, "tell-nobody-4711") == 0
+
+
+def test_the_browsers_session_is_good_for_the_api_with_its_csrf_token(bot: Agent, alice: Person) -> None:
+    run = bot.open()
+    wait = run.pause(approval())
+    browser = Client(enforce_csrf_checks=True)
+    browser.force_login(get_user_model().objects.get(username="alice"))
+    assert browser.get(f"/api/v1/runs/{run.id}").status_code == 200
+    token = "x" * 32
+    browser.cookies[settings.CSRF_COOKIE_NAME] = token
+    made = browser.post(
+        f"/api/v1/waits/{wait['id']}/decisions",
+        {"choice": "approve", "wait_version": wait["version"]},
+        content_type="application/json",
+        headers={"X-CSRFToken": token},
+    )
+    assert made.status_code == 201, made.content
+    assert "alice" in str(run.decisions()[0]["decided_by"])
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "status"),
+    [(b"{", "application/json", 400), (b"<a/>", "application/xml", 415), (b"x" * (2**20 + 1), "application/json", 413)],
+    ids=["malformed", "xml", "too large"],
+)
+def test_a_bad_callback_answers_nothing(bot: Agent, world: World, raw: bytes, kind: str, status: int) -> None:
+    run = bot.open()
+    path = hook_path(run.pause(callback("c"))["callback_url"])
+    world.nobody.post(path, raw=raw, kind=kind).refused(status)
+    assert run.wait("c")["status"] == "open"
+
+
+def test_an_external_ref_needs_no_type(bot: Agent) -> None:
+    run = bot.open(ev("external_ref", system="crm", id="c-7"))
+    assert run.look()["metadata"]["external_refs"] == [{"system": "crm", "type": None, "id": "c-7"}]
+
+
+def test_an_external_ref_named_twice_is_one(bot: Agent) -> None:
+    run = bot.open(external_ref("crm", "case", "c-7"), external_ref("crm", "case", "c-7"))
+    assert len(run.look()["metadata"]["external_refs"]) == 1
+
+
+@pytest.mark.parametrize("external_id", ["a/b", "ü 你 %", "x" * 300, "'; DROP TABLE x; --", "0"])
+def test_external_ids_are_any_text(bot: Agent, external_id: str) -> None:
+    run = bot.open(external_id=external_id)
+    assert [r["id"] for r in bot.get("/runs", external_id=external_id).ok()["results"]] == [run.id]
+    assert bot.open_raw(external_id=external_id).ok(200)["run"]["id"] == run.id
+
+
+@pytest.mark.parametrize(
+    "bad", [{"flows": []}, {"flows": "x"}, {"holder": None}, {"holder": ""}, {"wait": -1}], ids=str
+)
+def test_a_claim_that_makes_no_sense(bot: Agent, bad: dict[str, Any]) -> None:
+    body = {"flows": ["contract-approval"], "holder": "w", "wait": 0, **bad}
+    bot.post("/claims", body).refused(422, "invalid")

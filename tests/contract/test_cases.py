@@ -331,7 +331,6 @@ def test_s11_links_that_scanners_open_decide_nothing(bot: Agent, alice: Person, 
     assert len(run.decisions()) == 1
 
 
-@pytest.mark.django_db
 def test_s11_a_post_without_the_csrf_token_is_refused(bot: Agent, alice: Person) -> None:
     from django.contrib.auth import get_user_model
     from django.test import Client

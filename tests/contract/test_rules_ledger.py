@@ -148,6 +148,7 @@ def as_intruder() -> Callable[..., int]:
 
 def says_no(world: World, *args: str) -> str:
     """What verify_ledger printed or said as it failed."""
+    world.forged = True
     with pytest.raises((CommandError, SystemExit)) as caught:
         world.command("verify_ledger", *args)
     return str(caught.value)

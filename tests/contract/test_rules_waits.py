@@ -532,3 +532,86 @@ def test_escalating_by_hand_lets_the_leads_decide(bot: Agent, dave: Person, grac
     dave.post(f"/waits/{wait['id']}/escalate", {"reason": "urgent"}).fine()
     grace.approve(run.wait("e"))
     assert run.outcome == "continue"
+
+
+def test_nobody_behind_the_request_decides(world: World, alice: Person, bob: Person, carol: Person) -> None:
+    """`requested_by` cannot take the place of the key's owner: both are out."""
+    run = world.agent("owned", owner="carol").open(requested_by="alice")
+    wait = run.pause(approval())
+    carol.decide(wait).refused(403, "self_approval")
+    alice.decide(wait).refused(403, "self_approval")
+    bob.approve(wait)
+
+
+def test_the_owner_of_the_key_that_asks_does_not_decide(world: World, alice: Person, bob: Person) -> None:
+    """Another agent went on with the run and asks: its owner is behind this request, whoever opened the run."""
+    run = world.agent("first", owner="carol").open(requested_by=None)
+    run.release().ok()
+    second = world.agent("second", owner="bob")
+    run.resume(by=second)
+    run.do(paused(approval()), by=second)
+    wait = run.wait("legal-approval")
+    bob.decide(wait).refused(403, "self_approval")
+    alice.approve(wait)
+
+
+def test_the_vote_of_somebody_who_left_does_not_count(quorum: Run, alice: Person, bob: Person, world: World) -> None:
+    alice.approve(quorum.wait("two"))
+    world.apply('[group.legal]\nmembers = ["bob", "carol"]\nroles = ["reviewer"]\n')
+    bob.approve(quorum.wait("two"))
+    assert (quorum.wait("two")["status"], quorum.outcome) == ("open", "wait")
+    world.person("carol").approve(quorum.wait("two"))
+    assert quorum.wait("two")["status"] == "satisfied"
+
+
+@pytest.fixture
+def priced(bot: Agent) -> Run:
+    """A run that needs two of legal for an order."""
+    run = bot.open(effect("p", "erp.reserve", arguments=ORDER, approval="two-of-legal"))
+    run.pause(approval("two", name="two-of-legal", effect="p", ask={"schema": SCHEMA}))
+    return run
+
+
+@pytest.mark.parametrize(("amount", "code"), [("140.00", ""), ("500.00", "condition_unmet")])
+def test_conditions_of_one_hold_when_another_says_yes_to_them(
+    priced: Run, alice: Person, bob: Person, amount: str, code: str
+) -> None:
+    limit = [{"pointer": "/amount", "op": "<=", "value": "150.00"}]
+    alice.decide(priced.wait("two"), "approve_with_conditions", conditions=limit).ok(201)
+    bob.approve(priced.wait("two"))
+    assert priced.resume()["waits"][0]["decision"]["conditions"] == limit
+    answer = priced.start("p", arguments={**ORDER, "amount": amount})
+    if code:
+        answer.refused(409, code)
+    else:
+        assert answer.ok()["effects"][0]["granted"] is True
+
+
+def test_an_edit_of_one_is_what_runs_when_another_says_yes_to_it(priced: Run, alice: Person, bob: Person) -> None:
+    edited = {**ORDER, "amount": "80.00"}
+    alice.decide(priced.wait("two"), "edit", arguments=edited).ok(201)
+    shown = priced.wait("two")
+    assert shown["ask"]["effect"]["arguments"] == edited, "bob sees what he says yes to"
+    bob.approve(shown)
+    assert priced.resume()["waits"][0]["decision"]["arguments"] == edited
+    assert priced.start("p", arguments=edited).ok()["effects"][0]["granted"] is True
+
+
+def test_two_edits_that_differ_are_no_quorum(priced: Run, alice: Person, bob: Person) -> None:
+    alice.decide(priced.wait("two"), "edit", arguments={**ORDER, "amount": "80.00"}).ok(201)
+    bob.decide(priced.wait("two"), "edit", arguments={**ORDER, "amount": "70.00"}).ok(201)
+    assert (priced.wait("two")["status"], len(priced.wait("two")["votes"])) == ("open", 1)
+    alice.approve(priced.wait("two"))
+    priced.resume()
+    assert priced.effect("p")["arguments"]["amount"] == "70.00"
+
+
+def test_terminating_is_a_decision(asked: Run, dave: Person) -> None:
+    dave.terminate(asked, "The customer left").fine()
+    (made,) = asked.decisions()
+    assert (made["kind"], made["reason"], "dave" in str(made["decided_by"])) == ("terminate", "The customer left", True)
+
+
+def test_an_approval_cannot_end_before_it_begins(asked: Run, alice: Person) -> None:
+    alice.decide(asked.wait("legal-approval"), expires_at="2020-01-01T00:00:00Z").refused(422, "invalid")
+    assert asked.outcome == "wait"

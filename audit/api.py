@@ -37,7 +37,6 @@ def recovery_metrics(caller: Caller, *, query: Period) -> dict[str, Any]:
     end = clock.now() if query.to is UNSET else query.to
     try:
         start = end - timedelta(days=30) if query.from_ is UNSET else query.from_
-        start, end = start.astimezone(UTC), end.astimezone(UTC)
     except OverflowError:
         raise invalid("/to", "This time is too far off.") from None
     if start >= end:
@@ -48,7 +47,7 @@ def recovery_metrics(caller: Caller, *, query: Period) -> dict[str, Any]:
     if flow is not None:
         flows = [flow] if flows is None or flow in flows else []
     found = metrics.recovery(workspaces=list(caller.workspaces), flows=flows, start=start, end=end)
-    return {"from": start, "to": end, "flow": flow, **found}
+    return {"from": start.astimezone(UTC), "to": end.astimezone(UTC), "flow": flow, **found}
 
 
 @post(tag="Reading", body=c.Readiness, answers={200: shapes.ReadinessReport})

@@ -6,6 +6,7 @@ cleaned and kept (contract.md section 4, rule 9), everything else is refused wit
 
 import json
 import re
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeVar
 
@@ -196,6 +197,8 @@ def parse(raw: bytes, type_: type[T]) -> T:
     if type_ is commands.Signal and isinstance(value, dict) and isinstance(value.get("run"), dict):
         value = _with_target(value)
     result: T = convert(value, type_)
+    if not isinstance(result, commands.Append | commands.OpenRun):
+        check_times(result)
     return result
 
 
@@ -227,6 +230,21 @@ def convert(value: Any, type_: Any, pointer: str = "") -> Any:
         raise _refused([_located(str(error), pointer)]) from None
 
 
+def check_times(value: Any, pointer: str = "") -> None:
+    """422 for a time that no calendar has in UTC, such as the last hour of the year 9999 west of Greenwich."""
+    if isinstance(value, datetime):
+        try:
+            value.astimezone(UTC)
+        except OverflowError:
+            raise _refused([{"pointer": pointer, "detail": "This time is too far off."}]) from None
+    elif isinstance(value, msgspec.Struct):
+        for name, known_as in zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True):
+            check_times(getattr(value, name), f"{pointer}/{known_as}")
+    elif isinstance(value, list):
+        for i, child in enumerate(value):
+            check_times(child, f"{pointer}/{i}")
+
+
 def parse_event(raw: Any, index: int) -> commands.AgentEvents:
     """One event of a batch; pointers begin with `/events/{index}`. 413 when its inline data is over the limit."""
     pointer = f"/events/{index}"
@@ -236,6 +254,8 @@ def parse_event(raw: Any, index: int) -> commands.AgentEvents:
     if fields is not raw:
         pointer += "/payload"
     event: commands.AgentEvents = convert(fields, commands.AgentEvents, pointer)
+    if isinstance(event, commands.Paused | commands.WaitOpened):
+        check_times(event, pointer)
     for part, where in _inline(fields, pointer):
         check_inline(part, where)
     return event

@@ -159,6 +159,15 @@ def test_times_need_an_offset(due: Any) -> None:
     assert pointers(refusal) == ["/occurred_at"]
 
 
+@pytest.mark.parametrize("when", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
+def test_times_beyond_the_calendar_are_refused(when: str) -> None:
+    assert pointers(refused({"id": "s", "name": "n", "occurred_at": when}, commands.Signal)) == ["/occurred_at"]
+    paused = {"type": "paused", "waits": [{"key": "a", "due_in": 1}, {"key": "b", "due_at": when}]}
+    assert pointers(event_refused(paused, 2)) == ["/events/2/waits/1/due_at"]
+    opened = {"type": "wait.opened", "payload": {"wait": {"due_at": when}}}
+    assert pointers(event_refused(opened, 0)) == ["/events/0/payload/wait/due_at"]
+
+
 def test_a_signals_target_is_written_either_way() -> None:
     flat = {"id": "s", "name": "n", "flow": "f", "external_id": "x"}
     nested = {"id": "s", "name": "n", "run": {"flow": "f", "external_id": "x"}}

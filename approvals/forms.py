@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
+from typing import Any, cast
 
 from django import forms
 from django.conf import settings
 from django.contrib.auth import authenticate
+from django.contrib.auth.models import User
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -40,13 +41,15 @@ class SignInForm(forms.Form):
     )
 
     def __init__(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        self.request, self.user = request, None
+        self.request = request
+        self.user: User | None = None
         super().__init__(*args, **kwargs)
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
         if data.get("username") and data.get("password"):
-            self.user = authenticate(self.request, username=data["username"], password=data["password"])
+            found = authenticate(self.request, username=data["username"], password=data["password"])
+            self.user = cast("User | None", found)
             if self.user is None:
                 raise forms.ValidationError(_("That name and password do not belong together."))
         return data

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.contrib.auth.base_user import AbstractBaseUser
+from django.contrib.auth.models import User
 from django.contrib.auth.tokens import PasswordResetTokenGenerator
 from django.db import transaction
 from django.urls import reverse
@@ -22,7 +22,7 @@ class _LinkTokens(PasswordResetTokenGenerator):
 _tokens = _LinkTokens()
 
 
-def make_link_path(user: AbstractBaseUser) -> str:
+def make_link_path(user: User) -> str:
     """The path of a link that signs `user` in once (valid for `PASSWORD_RESET_TIMEOUT` seconds)."""
     uid = urlsafe_base64_encode(str(user.pk).encode())
     return reverse("sign_in_link", args=[f"{uid}.{_tokens.make_token(user)}"])

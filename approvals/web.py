@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, cast
 from urllib.parse import urlencode
 
 import msgspec
 from django.contrib import messages
+from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
@@ -62,6 +63,11 @@ def signed_in(view: Callable[Concatenate[HttpRequest, P], HttpResponse]) -> Call
 def caller_of(request: HttpRequest) -> Any:
     """The `rehydrate.callers.Caller` of this request."""
     return request.caller  # type: ignore[attr-defined]
+
+
+def person(request: HttpRequest) -> User:
+    """The signed-in user; only for views that `signed_in` guards."""
+    return cast(User, request.user)
 
 
 def scope_of(request: HttpRequest) -> str:

@@ -67,9 +67,9 @@ def _shapes(rows: list[LedgerEvent]) -> dict[Any, dict[str, Any]]:
     for effect in Effect.objects.filter(run_id__in=runs, key__in=keys).values(
         "run_id", "key", "title", "action", "resource"
     ):
-        shapes[effect.pop("run_id")]["effects"].append(effect)
+        shapes[effect["run_id"]]["effects"].append(effect)
     for wait in Wait.objects.filter(pk__in=waits).values("run_id", "id", "name", "ask"):
-        shapes[wait.pop("run_id")]["waits"].append({**wait, "id": str(wait["id"])})
+        shapes[wait["run_id"]]["waits"].append({**wait, "id": str(wait["id"])})
     return shapes
 
 

@@ -65,7 +65,7 @@ def decide_link(
 def _is_next(run: dict[str, Any], code: str) -> bool:
     """Whether that is the first of the verdict's reasons: an answer is no remedy for anything above it."""
     reasons = (run.get("verdict") or {}).get("reasons") or [{}]
-    return reasons[0].get("code") == code
+    return bool(reasons[0].get("code") == code)
 
 
 @register.simple_tag

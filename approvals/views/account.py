@@ -21,7 +21,7 @@ from approvals import signin
 from approvals.forms import PreferenceForm, SignInForm
 from approvals.models import UserPreference
 from approvals.prefs import THEME_COOKIE
-from approvals.web import go, page, safe_next, say, signed_in
+from approvals.web import go, page, person, safe_next, say, signed_in
 
 TRIES, TRIES_SECONDS = 10, 300
 YEAR = 365 * 24 * 3600
@@ -87,10 +87,10 @@ def sign_out(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def preferences(request: HttpRequest) -> HttpResponse:
     """Language, theme, time zone, keys, password."""
-    row = UserPreference.objects.filter(user=request.user).first() or UserPreference(user=request.user)
+    row = UserPreference.objects.filter(user=person(request)).first() or UserPreference(user=person(request))
     which = request.POST.get("form", "")
     form = PreferenceForm(request.POST if which == "preferences" else None, instance=row)
-    password = SetPasswordForm(request.user, request.POST if which == "password" else None)
+    password = SetPasswordForm(person(request), request.POST if which == "password" else None)
     if which == "preferences" and form.is_valid():
         form.save()
         with translation.override(row.language or translation.get_language()):
@@ -98,7 +98,7 @@ def preferences(request: HttpRequest) -> HttpResponse:
         return _with_cookies(HttpResponseRedirect(reverse("settings")), language=row.language, theme=row.theme)
     if which == "password" and password.is_valid():
         password.save()
-        update_session_auth_hash(request, request.user)
+        update_session_auth_hash(request, person(request))
         say(request, _("The password is set."))
         return HttpResponseRedirect(reverse("settings"))
     return page(

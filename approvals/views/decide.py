@@ -11,7 +11,19 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from approvals import conditions, present, schema_form
 from approvals.forms import ApproveForm, ConditionsForm, RejectForm, RespondForm
-from approvals.web import body, caller_of, forget_token, go, page, run_url, say, scope_of, sent_before, signed_in
+from approvals.web import (
+    body,
+    caller_of,
+    forget_token,
+    go,
+    page,
+    person,
+    run_url,
+    say,
+    scope_of,
+    sent_before,
+    signed_in,
+)
 from rehydrate import selectors, services
 from rehydrate.core import commands
 from rehydrate.core.refusals import Refusal
@@ -56,7 +68,7 @@ class Draft:
     def __init__(self, request: HttpRequest, wait: dict[str, Any], run: dict[str, Any], choice: str) -> None:
         self.wait, self.run, self.choice = wait, run, choice
         self.ask = present.ask_view(wait, run)
-        self.user = request.user
+        self.user = person(request)
         posted = request.POST if request.method == "POST" else None
         self.shown_version = (
             _version(posted["wait_version"]) if posted and "wait_version" in posted else wait["version"]

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 from approvals import live, present
 from approvals.forms import SavedViewForm
 from approvals.models import SavedView
-from approvals.web import body, caller_of, frame, page, say, sent_before, signed_in
+from approvals.web import body, caller_of, frame, page, person, say, sent_before, signed_in
 from rehydrate import selectors, services
 from rehydrate.core import commands
 from rehydrate.core.refusals import Refusal
@@ -86,7 +86,7 @@ def inbox(request: HttpRequest) -> HttpResponse:
         "live_state": live.state_of(_key(context), regions),
         "live_url": reverse("inbox_live"),
         "live_query": context["query"],
-        "views": SavedView.objects.filter(user=request.user),
+        "views": SavedView.objects.filter(user=person(request)),
         "save_form": SavedViewForm(),
     }
     return page(request, "inbox/page.html", context)
@@ -122,13 +122,15 @@ def scopes_live(request: HttpRequest) -> HttpResponse:
 def save_view(request: HttpRequest) -> HttpResponse:
     """Keeps the inbox's address under a name, or forgets one."""
     if request.POST.get("forget"):
-        SavedView.objects.filter(user=request.user, pk=_number(request.POST["forget"])).delete()
+        SavedView.objects.filter(user=person(request), pk=_number(request.POST["forget"])).delete()
         say(request, _("The view is gone."))
         return HttpResponseRedirect(reverse("inbox"))
     form = SavedViewForm(request.POST)
     query = request.POST.get("query", "")[:500]
     if form.is_valid():
-        SavedView.objects.update_or_create(user=request.user, name=form.cleaned_data["name"], defaults={"query": query})
+        SavedView.objects.update_or_create(
+            user=person(request), name=form.cleaned_data["name"], defaults={"query": query}
+        )
         say(request, _("The view is kept."))
     return HttpResponseRedirect(reverse("inbox") + (f"?{query}" if query else ""))
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from approvals.signin import make_link_path
 from tests.contract.driver import (
@@ -168,6 +170,30 @@ def test_inbox_counts_and_lists_come_out_the_same(world: World, bot: Agent, sess
     page = alice.get("/?scope=available")
     assert len(page.context["rows"]) == page.context["total"] == 3
     assert next(s["count"] for s in page.context["scopes"] if s["id"] == "available") == 3
+
+
+def test_a_page_costs_the_same_number_of_queries_however_much_is_on_it(
+    world: World, bot: Agent, session: Session
+) -> None:
+    alice = session("alice")
+    costs: dict[str, list[int]] = {}
+    for _ in range(2):
+        run, _ = waiting_order(bot)
+        for path in (
+            "/?scope=available",
+            "/inbox/live/?scope=available",
+            "/runs/",
+            "/history/",
+            f"/runs/{run.id}/?scope=available",
+        ):
+            alice.get(path)  # what is read once for a process is read
+            with CaptureQueriesContext(connection) as asked:
+                assert alice.get(path).status_code == 200
+            costs.setdefault(path.replace(run.id, "…"), []).append(len(asked))
+        for _ in range(4):
+            waiting_order(bot)
+    assert {path: cost for path, cost in costs.items() if len(set(cost)) > 1} == {}
+    assert max(max(cost) for cost in costs.values()) <= 17, costs
 
 
 def test_search_and_filters_live_in_the_address_and_can_be_kept(world: World, bot: Agent, session: Session) -> None:

@@ -52,17 +52,17 @@ def change(
     """
     named: dict[str, Any] = {"keys": keys, "wait_keys": wait_keys, "wait_ids": wait_ids, "prints": prints}
     with transaction.atomic():
-        found = loading.load_runs([run_id], full=full, **named)
-        if run_id not in found:
+        loaded = loading.load_runs([run_id], full=full, **named).get(run_id)
+        if loaded is None:
             raise not_found("run")
         if check is not None:
-            check(found[run_id].state.run)
+            check(loaded.state.run)
         try:
-            result, draft, refused = _attempt(found[run_id], work, actor, operation, rescue)
+            result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
         except NeedsAllEffects:
             loaded = loading.load_runs([run_id], full=True, **named)[run_id]
             result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
-        _save(found[run_id], draft)
+        _save(loaded, draft)
         if after is not None and refused is None:
             after(draft)
     if refused is not None:
@@ -211,6 +211,9 @@ def _match_buffered(draft: Draft, since: int) -> None:
         targets = signals.targets(flow=run.flow, external_id=run.external_id, correlation=wait.correlation)
         signals.lock(run.workspace_id, wait.name, targets)
         signal = signals.buffered_for(run, wait.name, wait.correlation)
-        if signal is not None:
+        if signal is None:
+            continue
+        if not draft.state.complete:
+            raise NeedsAllEffects  # a signal is taken once: not by an attempt that may yet need more of the state
+        if signals.matched(signal, draft.run.id, wait.id):
             waiting.answer_by_signal(draft, wait, signals.as_answer(signal))
-            signals.matched(signal, draft.run.id, wait.id)

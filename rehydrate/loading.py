@@ -14,11 +14,11 @@ from msgspec import Struct
 
 from rehydrate import clock, seal
 from rehydrate.core.policy import FlowPolicy, load
-from rehydrate.core.state import Effect, Run, State, Wait
+from rehydrate.core.state import ATTENTION, Effect, Run, State, Wait
 
 T = TypeVar("T", bound=Struct)
 
-_ATTENTION: Final = "('planned','started','unknown','compensating','compensation_unknown')"
+_ATTENTION: Final = "(" + ", ".join(f"'{state}'" for state in ATTENTION) + ")"
 
 
 class Loaded(Struct, frozen=True):
@@ -97,6 +97,7 @@ SELECT r.id, clock_timestamp() + %s::interval,
            (%s OR w.status = 'open' OR w.pause = r.pause OR w.key = ANY(%s) OR w.id = ANY(%s))),
        (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id AND
            (%s OR e.state IN {_ATTENTION} OR e.key = ANY(%s)
+            OR e.key = ANY(ARRAY(SELECT w.effect_key FROM rehydrate_wait w WHERE w.run_id = r.id AND w.status = 'open'))
             OR e.fingerprint = ANY(%s) OR e.first_fingerprint = ANY(%s)))
 FROM rehydrate_run r WHERE r.id = ANY(%s)
 """

@@ -492,7 +492,9 @@ def match_signal(signal: Signal) -> Json:
             return _unmatched(signal, "superseded", found)
         if len(still_open) > 1:
             ids = [str(wait.pk) for wait in still_open]
-            _unmatched(signal, "ambiguous", still_open)
+            answer = _unmatched(signal, "ambiguous", still_open)
+            if answer["state"] != "ambiguous":
+                return answer
             raise Refusal(
                 "ambiguous_signal",
                 "Several open waits fit: it is kept, and a person says which one it is for.",
@@ -505,6 +507,17 @@ def match_signal(signal: Signal) -> Json:
         (wait,) = still_open
         if _answer(signal, str(wait.run_id), str(wait.pk)):
             return {"signal_id": str(signal.pk), "state": "matched", "matched": [str(wait.pk)]}
+        if (other := _taken(signal)) is not None:
+            return other
+
+
+def _taken(signal: Signal) -> Json | None:
+    """What somebody else made of the signal meanwhile: a wait that was just being opened took it, for one."""
+    signal.refresh_from_db(fields=["state", "wait_id"])
+    if signal.state in signals.PENDING:
+        return None
+    matched = [str(signal.wait_id)] if signal.state == "matched" else []
+    return {"signal_id": str(signal.pk), "state": signal.state, "matched": matched}
 
 
 def _answer(signal: Signal, run_id: str, wait_id: str, *, actor: Json | None = None) -> bool:
@@ -514,8 +527,9 @@ def _answer(signal: Signal, run_id: str, wait_id: str, *, actor: Json | None = N
         wait = draft.state.wait_by_id(wait_id)
         if wait is None or not wait.open:
             return False
+        if not signals.matched(signal, run_id, wait_id, by_person=actor is not None):
+            return False
         waiting.answer_by_signal(draft, wait, signals.as_answer(signal))
-        signals.matched(signal, run_id, wait_id)
         return True
 
     by = actor or {"kind": "system", "id": signal.sender, "name": signal.sender}
@@ -525,7 +539,10 @@ def _answer(signal: Signal, run_id: str, wait_id: str, *, actor: Json | None = N
 
 def _unmatched(signal: Signal, state: str, found: list[Wait]) -> Json:
     """Kept, and resumes nothing; the run it would have been for has it in its history."""
-    signals.set_state(signal, state, found=[str(wait.pk) for wait in found if wait.status == "open"])
+    if not signals.set_state(signal, state, found=[str(wait.pk) for wait in found if wait.status == "open"]):
+        other = _taken(signal)
+        assert other is not None
+        return other
     runs = {str(wait.run_id) for wait in found} or ({str(signal.run_id)} if signal.run_id else set())
     if state != "buffered" and len(runs) == 1:
         fact = ev.SignalNoted(signal=signals.as_answer(signal), state=state)

@@ -110,12 +110,21 @@ def shape(signal: Signal) -> dict[str, Any]:
     }
 
 
-def matched(signal: Signal, run_id: str, wait_id: str) -> None:
-    Signal.objects.filter(pk=signal.pk).update(state="matched", run_id=run_id, wait_id=wait_id)
+#: What a signal is while no wait has it and nobody has been told otherwise.
+PENDING = ("received", "buffered")
 
 
-def set_state(signal: Signal, state: str, *, found: list[str] | None = None) -> None:
-    Signal.objects.filter(pk=signal.pk).update(state=state, candidates=found or [])
+def matched(signal: Signal, run_id: str, wait_id: str, *, by_person: bool = False) -> bool:
+    """Take the signal for a wait; False when somebody else took it first, or it is kept for a person to assign."""
+    free = Signal.objects.filter(pk=signal.pk)
+    free = free.exclude(state="matched") if by_person else free.filter(state__in=PENDING)
+    return free.update(state="matched", run_id=run_id, wait_id=wait_id) == 1
+
+
+def set_state(signal: Signal, state: str, *, found: list[str] | None = None) -> bool:
+    """Say what became of a signal that nobody has taken; False when a wait took it meanwhile."""
+    free = Signal.objects.filter(pk=signal.pk, state__in=PENDING)
+    return free.update(state=state, candidates=found or []) == 1
 
 
 def unfinished(before: dt.datetime) -> list[Signal]:

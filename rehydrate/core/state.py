@@ -761,17 +761,18 @@ def _started(state: State, fact: ev.EffectStarted, rec: ev.Recorded) -> State:
 
 @_on(ev.EffectExecuted)
 def _executed(state: State, fact: ev.EffectExecuted, rec: ev.Recorded) -> State:
+    effect = state.effects.get(fact.key)
+    # A receipt that comes after the undo began tells of the effect, and takes nothing back of the undo.
+    undone = effect is not None and effect.state in ("compensating", "compensated", "compensation_unknown")
+    happened = {} if undone else {"state": "executed", "error": None, "executed_at": rec.at, "executed_seq": rec.seq}
     state = _effect(
         state,
         fact.key,
         rec,
-        state="executed",
         receipt=fact.receipt,
-        error=None,
         late=fact.late,
-        executed_at=rec.at,
-        executed_seq=rec.seq,
-        attempt=max(1, state.effects[fact.key].attempt) if fact.key in state.effects else 1,
+        attempt=max(1, effect.attempt) if effect is not None else 1,
+        **happened,
     )
     return _alarm(state, "executed_despite_rejection", fact.key) if fact.despite else state
 
@@ -1230,6 +1231,8 @@ def _reconciled(state: State, fact: ev.EffectReconciled, rec: ev.Recorded) -> St
     if effect is None:
         return state
     by = {"outcome": fact.outcome, "by": rec.actor.id, "at": _text(rec.at), "reason": fact.reason}
+    if effect.state == "compensation_unknown":
+        by["undo"] = True  # what was found out is about the undo
     changes: dict[str, Any] = {"reconciled": by, "conflict": False, "error": None}
     if fact.outcome == "executed":
         changes |= {

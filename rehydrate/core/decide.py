@@ -58,7 +58,10 @@ def settle(draft: Draft) -> None:
         return
     status = verdict.STATUS[found.outcome]
     reasons = [{"code": r.code, "subject": r.subject} for r in found.reasons]
-    if status != run.status or found.outcome != run.outcome or reasons != run.reasons:
+    claimable = status in ("ready", "compensating")
+    # An undo that was given back has the same verdict as before, and is to be claimed anew all the same.
+    anew = claimable and run.ready_since is None
+    if anew or status != run.status or found.outcome != run.outcome or reasons != run.reasons:
         within = policy.seconds(draft.pinned.claim_within)
         draft.by_ledger(
             ev.VerdictChanged(
@@ -69,7 +72,7 @@ def settle(draft: Draft) -> None:
                 escalated=status == "review"
                 and run.status != "review"
                 and found.reasons[0].code != "retries_exhausted",
-                alarm_at=after(draft.now, within) if status in ("ready", "compensating") else None,
+                alarm_at=after(draft.now, within) if claimable else None,
             )
         )
 

@@ -260,7 +260,9 @@ def apply_due(draft: Draft, wait: Wait) -> None:
     """Deadline, escalation and reminder of one open wait, as far as they are due (rule 6)."""
     if wait.due_at <= draft.now:
         _deadline_passed(draft, wait)
-        return
+        wait = draft.state.waits[wait.key]
+        if not wait.open:
+            return
     if wait.escalate_at is not None and wait.escalate_at <= draft.now:
         draft.by_ledger(
             ev.WaitEscalated(

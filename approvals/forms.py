@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any, cast
+from typing import Any
 
 from django import forms
 from django.conf import settings
@@ -48,8 +48,7 @@ class SignInForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
         if data.get("username") and data.get("password"):
-            found = authenticate(self.request, username=data["username"], password=data["password"])
-            self.user = cast("User | None", found)
+            self.user = authenticate(self.request, username=data["username"], password=data["password"])
             if self.user is None:
                 raise forms.ValidationError(_("That name and password do not belong together."))
         return data

@@ -334,7 +334,6 @@ def row(item: Shape) -> Shape:
     ask = (wait or {}).get("ask") or {}
     decision = (wait or {}).get("decision")
     effects = effects_view(run)
-    verdict = run.get("verdict") or {}
     effect = ask_effect(wait, run) if wait else {}
     return {
         "wait": wait,
@@ -346,7 +345,7 @@ def row(item: Shape) -> Shape:
         "summary": ask.get("summary") or run.get("title") or run.get("external_id") or "",
         "risk": risk_of(wait, run) if wait else None,
         "status": run.get("status"),
-        "reasons": [] if wait else verdict.get("reasons") or run.get("reasons") or [],
+        "reasons": [] if wait else row_reasons(run),
         "amount": effect.get("amount"),
         "impact": effect.get("impact"),
         "flow": run.get("flow"),
@@ -367,6 +366,13 @@ def row(item: Shape) -> Shape:
         and "approve" in choices_of(wait or {}),
         "version": (wait or {}).get("version"),
     }
+
+
+def row_reasons(run: Shape) -> list[Shape]:
+    """Why a run needs a person; one that nobody came for is ready and has no reason of its own."""
+    if run.get("status") == "ready" and run.get("unclaimed_at"):
+        return [{"code": "unclaimed", "subject": None}]
+    return (run.get("verdict") or {}).get("reasons") or run.get("reasons") or []
 
 
 def claimed_by(wait: Shape | None) -> str:

@@ -173,6 +173,7 @@ _REASONS = {
     "unsatisfiable_gate": gettext_lazy("Nobody is left who may decide this (%(subject)s)."),
     "effect_repeated": gettext_lazy("%(subject)s seems to have happened twice: two different receipts."),
     "ambiguous_signal": gettext_lazy("A signal fits several waits; a person must say which."),
+    "unclaimed": gettext_lazy("It may go on, but no agent has come for it."),
     "clear": gettext_lazy("Everything needed is there."),
     "retry_same_key": gettext_lazy("%(subject)s is tried again under its own key, so it cannot happen twice."),
     "look_up": gettext_lazy("The agent first looks up whether %(subject)s happened."),
@@ -412,6 +413,8 @@ def _sentence(
         return gettext("Mend the cause, then grant more tries; or take the run over.")
     if first == "human_gate":
         return gettext("Look over what was done and what comes next, then clear it to go on.")
+    if status == "ready" and run.get("unclaimed_at"):
+        return gettext("See whether the agents of this flow are running, or take the run over.")
     if status == "ready":
         return gettext("Nothing from you: an agent may take it on at any moment.")
     if "look_up" in codes:

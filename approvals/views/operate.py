@@ -67,7 +67,9 @@ def _plain(form: type[forms.Form]) -> Callable[..., forms.Form]:
 
 def _retry(data: Any, run: dict[str, Any], query: Any) -> forms.Form:
     view = present.effects_view(run)
-    effects = [(str(e["key"]), str(e.get("title") or e["key"])) for e in view["failed"] + view["planned"]]
+    effects = [
+        (str(e["key"]), str(e.get("title") or e["key"])) for e in view["failed"] + view["planned"] + view["done"]
+    ]
     return RetryForm(data, effects=effects, initial={"effect": query.get("effect", "")})
 
 
@@ -338,6 +340,7 @@ def _hand_effects(run: dict[str, Any], posted: Any) -> tuple[list[dict[str, Any]
             "effect": effect,
             "index": index,
             "unknown": effect.get("state") in present.UNKNOWN_STATES,
+            "undoing": effect.get("state") == "compensation_unknown",
             "said": (posted or {}).get(f"done-{index}", ""),
             "receipt": (posted or {}).get(f"receipt-{index}", "").strip()[:500] if posted else "",
             "error": "",

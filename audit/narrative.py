@@ -407,7 +407,12 @@ def _sentence(
         return gettext("Nobody answered in time. Say how it goes on: clear it, take it over, or end it.")
     if first in {"input_changed", "version_changed"}:
         return gettext("Check whether the run may go on with what has changed, then clear it.")
-    if first in {"condition_unmet", "approval_expired"}:
+    if first == "condition_unmet":
+        return gettext(
+            "Clear it, and the agent may change what your condition names, to keep to it; nothing else runs."
+            " Or take it over, or end it."
+        )
+    if first == "approval_expired":
         return gettext("The approval no longer covers it: clear it with a reason, take it over, or end it.")
     if first in {"retries_exhausted", "not_retryable"}:
         return gettext("Mend the cause, then grant more tries; or take the run over.")

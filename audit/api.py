@@ -1,7 +1,7 @@
 """What audit adds to the API: the recovery metrics and the readiness report; audit stands above `rehydrate.api`."""
 
 from collections import Counter
-from datetime import UTC, timedelta
+from datetime import timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -47,7 +47,7 @@ def recovery_metrics(caller: Caller, *, query: Period) -> dict[str, Any]:
     if flow is not None:
         flows = [flow] if flows is None or flow in flows else []
     found = metrics.recovery(workspaces=list(caller.workspaces), flows=flows, start=start, end=end)
-    return {"from": start.astimezone(UTC), "to": end.astimezone(UTC), "flow": flow, **found}
+    return {"from": start, "to": end, "flow": flow, **found}
 
 
 @post(tag="Reading", body=c.Readiness, answers={200: shapes.ReadinessReport})

@@ -127,8 +127,7 @@ def query(request: HttpRequest, type_: type[T]) -> T:
     limit = given.get("limit", "")
     if limit.isascii() and limit.isdigit() and len(limit) < 10:
         given["limit"] = int(limit)  # the one number among the parameters; leniency for all would read times as numbers
-    result: T = parsing.convert(given, type_)
-    parsing.check_times(result)
+    result: T = parsing.in_utc(parsing.convert(given, type_))
     return result
 
 

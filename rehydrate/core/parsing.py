@@ -198,7 +198,7 @@ def parse(raw: bytes, type_: type[T]) -> T:
         value = _with_target(value)
     result: T = convert(value, type_)
     if not isinstance(result, commands.Append | commands.OpenRun):
-        check_times(result)
+        result = in_utc(result)
     return result
 
 
@@ -230,19 +230,27 @@ def convert(value: Any, type_: Any, pointer: str = "") -> Any:
         raise _refused([_located(str(error), pointer)]) from None
 
 
-def check_times(value: Any, pointer: str = "") -> None:
-    """422 for a time that no calendar has in UTC, such as the last hour of the year 9999 west of Greenwich."""
+def in_utc(value: Any, pointer: str = "") -> Any:
+    """The value with its times in UTC (PostgreSQL takes no offset beyond 16 hours).
+
+    422 for a time that has no place in UTC's calendar, such as the last hour of the year 9999 west of Greenwich.
+    """
     if isinstance(value, datetime):
         try:
-            value.astimezone(UTC)
+            return value.astimezone(UTC)
         except OverflowError:
             raise _refused([{"pointer": pointer, "detail": "This time is too far off."}]) from None
-    elif isinstance(value, msgspec.Struct):
+    if isinstance(value, msgspec.Struct):
+        changes = {}
         for name, known_as in zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True):
-            check_times(getattr(value, name), f"{pointer}/{known_as}")
-    elif isinstance(value, list):
-        for i, child in enumerate(value):
-            check_times(child, f"{pointer}/{i}")
+            before = getattr(value, name)
+            if (after := in_utc(before, f"{pointer}/{known_as}")) is not before:
+                changes[name] = after
+        return msgspec.structs.replace(value, **changes) if changes else value
+    if isinstance(value, list):
+        items = [in_utc(child, f"{pointer}/{i}") for i, child in enumerate(value)]
+        return items if any(after is not before for after, before in zip(items, value, strict=True)) else value
+    return value
 
 
 def parse_event(raw: Any, index: int) -> commands.AgentEvents:
@@ -255,7 +263,7 @@ def parse_event(raw: Any, index: int) -> commands.AgentEvents:
         pointer += "/payload"
     event: commands.AgentEvents = convert(fields, commands.AgentEvents, pointer)
     if isinstance(event, commands.Paused | commands.WaitOpened):
-        check_times(event, pointer)
+        event = in_utc(event, pointer)
     for part, where in _inline(fields, pointer):
         check_inline(part, where)
     return event

@@ -168,6 +168,15 @@ def test_times_beyond_the_calendar_are_refused(when: str) -> None:
     assert pointers(event_refused(opened, 0)) == ["/events/0/payload/wait/due_at"]
 
 
+def test_times_are_read_into_utc() -> None:
+    when = "2030-01-01T09:00:00+17:30"
+    body = parsing.parse(json.dumps({"id": "s", "name": "n", "occurred_at": when}).encode(), commands.Signal)
+    assert str(body.occurred_at) == "2029-12-31 15:30:00+00:00"
+    event = parsing.parse_event({"type": "paused", "waits": [{"due_in": 1}, {"due_at": when}]}, 0)
+    assert isinstance(event, commands.Paused)
+    assert [str(wait.due_at) for wait in event.waits] == ["None", "2029-12-31 15:30:00+00:00"]
+
+
 def test_a_signals_target_is_written_either_way() -> None:
     flat = {"id": "s", "name": "n", "flow": "f", "external_id": "x"}
     nested = {"id": "s", "name": "n", "run": {"flow": "f", "external_id": "x"}}

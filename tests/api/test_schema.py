@@ -11,7 +11,6 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from rehydrate.api import schema, shapes
-from rehydrate.api.endpoint import OPERATIONS
 from rehydrate.core.refusals import STATUS
 from tests.contract import driver as d
 
@@ -44,7 +43,7 @@ def test_every_address_of_the_api_is_in_it(document: dict[str, Any]) -> None:
 def test_every_operation_has_words_and_a_name_of_its_own(document: dict[str, Any]) -> None:
     found = [operation for item in document["paths"].values() for operation in item.values()]
     names = [operation["operationId"] for operation in found]
-    assert len(set(names)) == len(names) == len(OPERATIONS)
+    assert len(set(names)) == len(names)
     assert all(operation["summary"] and operation["tags"][0] in schema.TAGS for operation in found)
 
 
@@ -73,8 +72,8 @@ def test_the_page_shows_every_operation_and_asks_no_other_host(client: Client, d
     response = client.get("/api/docs/")
     page = response.content.decode()
     assert response.status_code == 200
-    for operation in OPERATIONS:
-        assert f'id="{operation.name}"' in page
+    for operation in (operation for item in document["paths"].values() for operation in item.values()):
+        assert f'id="{operation["operationId"]}"' in page
     for name in document["components"]["schemas"]:
         assert f'id="shape-{name}"' in page
     assert not re.search(r'(?:src|href)="(?:https?:)?//', page)

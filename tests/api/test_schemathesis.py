@@ -4,15 +4,15 @@ Every operation is tried with made-up ids and with those of real runs, waits, ef
 administrator and by an agent; good and bad requests are made up alike.
 """
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
 from django.core.signals import request_finished, request_started
-from django.db import close_old_connections
+from django.db import close_old_connections, transaction
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
@@ -20,6 +20,8 @@ from schemathesis.specs.openapi import checks
 from rehydrate.api import limits
 from rehydrate.wsgi import application
 from tests.contract import driver as d
+
+pytestmark = pytest.mark.django_db
 
 CHECKS: list[Any] = [
     not_a_server_error,
@@ -50,19 +52,37 @@ class Cast:
 
     keys: list[str]
     ids: dict[str, list[str]]
+    asked: int = 0
+    calls: int = 0
+
+
+@pytest.fixture(scope="module")
+def stage(django_db_setup: None, django_db_blocker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cast]:
+    """The cast, made once for all tests here, in a transaction that is given up at the end."""
+    with django_db_blocker.unblock(), transaction.atomic():
+        yield _cast(tmp_path_factory.mktemp("cast"))
+        transaction.set_rollback(True)
 
 
 @pytest.fixture
-def cast(db: None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cast]:
-    world = d.World(d.DjangoTransport(), tmp_path)
-    world.apply(d.CAST)
+def cast(stage: Cast, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cast]:
+    """The cast, as it was made. The application shares the connection, so it must not close it."""
     for limit in (limits.wrong_keys, limits.wrong_hooks, limits.hooks):
         monkeypatch.setattr(limit, "spend", lambda subject: None)
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    yield stage
+    for signal in (request_started, request_finished):
+        signal.connect(close_old_connections)
+
+
+def _cast(folder: Path) -> Cast:
+    world = d.World(d.DjangoTransport(), folder)
+    world.apply(d.CAST)
     bot, frank = world.agent("bot"), world.person("frank")
     running = bot.open(d.order("k1"), d.effect("mail", "mail.send"), d.started("mail", arguments={"of": "mail"}))
-    unknown = bot.open(
-        *d.done(d.effect("pay", "psp.charge")), d.effect("sms", "mail.send"), d.started("sms"), d.unknown("sms")
-    )
+    sms = [d.effect("sms", "mail.send"), d.started("sms"), d.unknown("sms")]
+    unknown = bot.open(*d.done(d.effect("pay", "psp.charge")), *sms)
     asked = bot.open(d.order("k1"), d.paused(d.approval(effect="k1"), d.callback(), d.signal(), when="each"))
     taken = bot.open(d.order("k1"))
     frank.takeover(taken).ok()
@@ -72,10 +92,7 @@ def cast(db: None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     frank.decide(waits[0], "reject", reason="No.")
     bot.signal("s-1", "documents", run=running.id)
     signals = frank.get("/signals").ok()["results"]
-    # The application is called in the transaction of the test, so it must not close its connection.
-    for signal in (request_started, request_finished):
-        signal.disconnect(close_old_connections)
-    yield Cast(
+    return Cast(
         keys=[str(frank.key), str(bot.key)],
         ids={
             "run_id": [run.id for run in (running, unknown, asked, taken, ended)],
@@ -85,15 +102,16 @@ def cast(db: None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
             "token": [wait["callback_url"].rpartition("/")[2] for wait in waits if wait["callback_url"]],
         },
     )
-    for signal in (request_started, request_finished):
-        signal.connect(close_old_connections)
 
 
 # Read while tests are collected, so that each operation is a test of its own. It asks no database.
 schema = schemathesis.openapi.from_wsgi("/api/schema/", application)
 
 
-def check(case: schemathesis.Case, key: str) -> None:
+def check(case: schemathesis.Case, cast: Cast) -> None:
+    """The two callers take turns."""
+    cast.calls += 1
+    key = cast.keys[cast.calls % len(cast.keys)]
     if case.path.endswith("/claims") and isinstance(case.body, dict) and case.body.get("wait") in range(1, 31):
         case.body["wait"] = 0  # nobody is there to wait for
     case.call_and_validate(headers={"Authorization": f"Bearer {key}"}, checks=CHECKS)
@@ -102,35 +120,24 @@ def check(case: schemathesis.Case, key: str) -> None:
 @schema.exclude(operation_id=TAKE_EVENTS).parametrize()
 @THOROUGH
 def test_made_up_requests(case: schemathesis.Case, cast: Cast) -> None:
-    for key in cast.keys:
-        check(case, key)
+    check(case, cast)
 
 
 @schema.include(operation_id=TAKE_EVENTS).parametrize()
 @RANDOM
 def test_made_up_events(case: schemathesis.Case, cast: Cast) -> None:
     _about_what_is_there(case, cast)
-    check(case, cast.keys[1])
+    check(case, cast)
 
 
 @schema.include(path_regex=r"\{").exclude(operation_id=TAKE_EVENTS).parametrize()
 @THOROUGH
 def test_requests_about_what_is_there(case: schemathesis.Case, cast: Cast) -> None:
     _about_what_is_there(case, cast)
-    for key in cast.keys:
-        check(case, key)
+    check(case, cast)
 
 
 def _about_what_is_there(case: schemathesis.Case, cast: Cast) -> None:
-    turns = _turns(cast)
     for name in case.path_parameters or {}:
-        if cast.ids[name]:
-            case.path_parameters[name] = next(turns[name])
-
-
-def _turns(cast: Cast) -> dict[str, Any]:
-    """Each of the ids in turn, over the examples of one test."""
-    if not hasattr(cast, "turns"):
-        cast.turns = {name: itertools.cycle(ids) for name, ids in cast.ids.items()}  # type: ignore[attr-defined]
-    turns: dict[str, Any] = cast.turns  # type: ignore[attr-defined]
-    return turns
+        cast.asked += 1
+        case.path_parameters[name] = cast.ids[name][cast.asked % len(cast.ids[name])]

@@ -1,0 +1,1 @@
+"""Tests of the pure core. None of them touches a database."""

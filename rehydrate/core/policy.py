@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 from rehydrate.core.commands import Impact, OnReject
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_DURATION: Final = re.compile(r"(\d+(?:[smhdw]\d*)*[smhdw])")
-_PART: Final = re.compile(r"(\d+)([smhdw])")
+_DURATION: Final = re.compile(r"([0-9]+[smhdw])+")
+_PART: Final = re.compile(r"([0-9]+)([smhdw])")
 
 Duration = Annotated[str, Meta(pattern=r"^([0-9]{1,6}[smhdw])+$")]
 

@@ -1230,7 +1230,7 @@ def _reconciled(state: State, fact: ev.EffectReconciled, rec: ev.Recorded) -> St
     effect = state.effects.get(fact.key)
     if effect is None:
         return state
-    by = {"outcome": fact.outcome, "by": rec.actor.id, "at": _text(rec.at), "reason": fact.reason}
+    by: dict[str, Any] = {"outcome": fact.outcome, "by": rec.actor.id, "at": _text(rec.at), "reason": fact.reason}
     if effect.state == "compensation_unknown":
         by["undo"] = True  # what was found out is about the undo
     changes: dict[str, Any] = {"reconciled": by, "conflict": False, "error": None}

@@ -164,8 +164,12 @@ class Embedded:
             try:
                 yield
             finally:
-                with contextlib.suppress(BlockingIOError):
+                try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if started:
+                        started.returncode = 0  # somebody else uses it and stops it: it is not for us to wait for
+                else:
                     self.stop()
                     if started:
                         started.wait(30)

@@ -51,8 +51,8 @@ class Caller:
         return bool(self.workspaces[workspace])
 
     def actor(self) -> dict[str, Any]:
-        """The `actor` of this caller's events."""
-        return {"kind": self.kind, "id": self.id, "name": self.name}
+        """The `actor` of this caller's events, with the `owner` of an agent's key."""
+        return {"kind": self.kind, "id": self.id, "name": self.name, "owner": self.owner}
 
 
 def for_user(user: "User", *, channel: str = "console") -> Caller:
@@ -69,7 +69,7 @@ def for_user(user: "User", *, channel: str = "console") -> Caller:
     return Caller(
         kind="person",
         id=user.get_username(),
-        name=user.get_full_name() or user.get_username(),
+        name=user.get_full_name()[:200] or user.get_username(),  # as much as history has room for
         workspaces={key: frozenset(roles) for key, roles in workspaces.items()},
         user_id=user.pk,
         channel=channel,

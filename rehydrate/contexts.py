@@ -60,8 +60,9 @@ def make_context(
         policy=policy,
         policy_number=number,
         pinned=pinned,
-        actor=ev.Actor(**actor),
+        actor=ev.Actor(kind=actor["kind"], id=actor["id"], name=actor["name"]),
         new_id=lambda: str(uuid7()),
         new_token=lambda: random_tokens.token_urlsafe(32),
         people=people,
+        owner=actor.get("owner"),
     )

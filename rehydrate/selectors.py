@@ -19,7 +19,7 @@ from rehydrate.callers import Caller
 from rehydrate.contexts import SYSTEM, context_of
 from rehydrate.core import decide, verdict
 from rehydrate.core import events as ev
-from rehydrate.core.draft import Draft
+from rehydrate.core.draft import Draft, same_person
 from rehydrate.core.policy import FlowPolicy
 from rehydrate.core.refusals import invalid, not_found
 from rehydrate.core.state import Decision, Effect, Ref, Run, Wait
@@ -452,10 +452,9 @@ def _may_decide(where: _Where, caller: Caller) -> None:
     where.add(" OR ".join(ways) or "FALSE", *params)
     where.add("w.kind = 'approval' AND w.status = 'open'")
     where.add(
-        "NOT (coalesce((w.policy->>'exclude_requester')::boolean, TRUE) AND"
-        " (coalesce(r.requested_by, '') = %s OR coalesce(r.opened_by, '') = %s))",
-        caller.id,
-        caller.id,
+        "NOT (coalesce((w.policy->>'exclude_requester')::boolean, TRUE) AND coalesce(%s = ANY(ARRAY["
+        "lower(trim(r.requested_by)), lower(trim(r.opened_by)), lower(trim(w.policy->>'asked_by'))]), FALSE))",
+        same_person(caller.id),
     )
     where.add("NOT w.votes @> jsonb_build_array(jsonb_build_object('by', %s::text))", caller.id)
 

@@ -18,7 +18,7 @@ from rehydrate.core import decide as core
 from rehydrate.core import effects, verdict, waiting
 from rehydrate.core import events as ev
 from rehydrate.core.canonical import digest, fingerprint, same_digest
-from rehydrate.core.draft import Draft, excluded
+from rehydrate.core.draft import Draft, excluded, same_person
 from rehydrate.core.parsing import lenient_receipt, parse_event
 from rehydrate.core.refusals import Refusal, invalid, not_found
 from rehydrate.core.state import Run, State
@@ -69,7 +69,7 @@ def _not_requester(draft: Draft) -> None:
     """Rule 11: for clear, retry, reconcile and hand-back, too, where the flow excludes the requester."""
     rules = draft.pinned.wait.values()
     exclude = any(rule.exclude_requester for rule in rules) if rules else True
-    if draft.ctx.actor.id in excluded(draft.run, None, exclude=exclude):
+    if exclude and same_person(draft.ctx.actor.id) in excluded(draft.run):
         raise Refusal("self_approval", "Whoever requested this run may not settle it: somebody else must.")
 
 

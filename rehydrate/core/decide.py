@@ -385,6 +385,21 @@ def _refuse_end_after_no(draft: Draft) -> None:
         )
 
 
+def _refuse_end_unsigned(draft: Draft) -> None:
+    """Rule 13: what stays done in a declined run, and cannot be undone, is signed off before a person ends it, too."""
+    no = verdict.the_no(draft.state, draft.pinned)
+    if no is None or no[2] == "continue" or "sign_off_needed" in draft.run.cleared:
+        return
+    for effect in draft.state.effects.values():
+        if verdict.needs_sign_off(effect):
+            raise Refusal(
+                "open_compensation",
+                f"{effect.key} is done and cannot be undone: sign that off before this run ends.",
+                subject=effect.key,
+                effect=effect,
+            )
+
+
 # -- people hold the wheel
 
 
@@ -411,7 +426,11 @@ def handback(draft: Draft, body: cmd.Handback) -> None:
     held = draft.run.taken_over
     if held is None:
         raise Refusal("not_resumable", "Nobody holds this run: take it over first.", run_status=draft.run.status)
-    superseded = {wait.id: wait for wait in draft.state.waits.values() if wait.status == "superseded"}
+    superseded = {
+        wait.id: wait
+        for wait in draft.state.waits.values()
+        if wait.status == "superseded" and _text(wait.closed_at) == held["at"]
+    }
     answers = []
     for i, answer in enumerate(body.answers):
         wait = superseded.get(answer.wait)
@@ -449,6 +468,7 @@ def handback(draft: Draft, body: cmd.Handback) -> None:
 def terminate(draft: Draft, body: cmd.Reasoned) -> None:
     _not_ended(draft)
     refuse_end(draft)
+    _refuse_end_unsigned(draft)
     end(draft, ev.RunTerminated(code="terminated", reason=body.reason, decision=draft.ctx.new_id()))
 
 
@@ -487,8 +507,9 @@ def clear(draft: Draft, body: cmd.Clear) -> None:
 
 def reconcile(draft: Draft, key: str, body: cmd.Reconcile) -> None:
     """A person found out what happened to an effect with an unknown outcome."""
-    _not_ended(draft)
     effect = effects.known(draft, key)
+    if not (effect.conflict and effect.state == "unknown"):  # that may come up after the end, and is settled then
+        _not_ended(draft)
     if effect.state == "executed" and effect.repeated == 0:
         raise Refusal(
             "effect_already_executed",

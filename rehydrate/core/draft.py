@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rehydrate.core import events as ev
-from rehydrate.core.policy import FlowPolicy, WaitPolicy
+from rehydrate.core.policy import FlowPolicy
 from rehydrate.core.state import Run, State, after, evolve
 
 _HOLE: Final = re.compile(r"\{(\w{1,50})\}")
@@ -42,6 +42,7 @@ class Context(Struct, frozen=True):
     new_id: Callable[[], str]
     new_token: Callable[[], str]
     people: Callable[[], People]
+    owner: str | None = None  # of the agent's key
 
 
 class Draft:
@@ -92,11 +93,14 @@ class Draft:
         del self.recorded[count:]
 
 
-def excluded(run: Run, policy: WaitPolicy | None, *, exclude: bool = True) -> set[str]:
-    """Who may not decide: the requester, the key's owner, whoever started the run (rule 11)."""
-    if not (policy.exclude_requester if policy is not None else exclude):
-        return set()
-    return {name for name in (run.requested_by, run.opened_by) if name}
+def same_person(name: str) -> str:
+    """A user name as it is compared where that keeps somebody out: an agent's spelling of it opens nothing."""
+    return name.strip().casefold()
+
+
+def excluded(run: Run, asked_by: str | None = None) -> set[str]:
+    """Who may not decide: the requester, the key's owner, whoever started the run (rule 11), by `same_person`."""
+    return {same_person(name) for name in (run.requested_by, run.opened_by, asked_by) if name}
 
 
 def fill(title: str, arguments: dict[str, Any] | None, resource: str | None) -> str:

@@ -12,6 +12,7 @@ from rehydrate.core.canonical import digest, fingerprint, same_digest
 from rehydrate.core.draft import Draft, fill
 from rehydrate.core.refusals import Refusal, invalid
 from rehydrate.core.state import Effect
+from rehydrate.core.verdict import NeedsAllEffects
 
 DONE: Final = ("executed", "compensating", "compensated", "compensation_unknown")
 
@@ -84,7 +85,10 @@ def plan(
     `given` is an EffectPlanned, an EffectExecuted with the plan's fields (`receipt`: it happened, so nothing refuses
     to enter it), an ask's effect (`implicit`) or one done by hand.
     """
-    arguments, arguments_digest = arguments_of(given, pointer)
+    if receipt and given.arguments is not None:  # it happened: a digest that is not theirs is no reason to lose it
+        arguments, arguments_digest = given.arguments, digest(given.arguments)
+    else:
+        arguments, arguments_digest = arguments_of(given, pointer)
     amount = amount_of(given.amount)
     approval = getattr(given, "approval", None)
     repeat = getattr(given, "repeat", False)
@@ -103,7 +107,7 @@ def plan(
     if there is not None and not (there.implicit and not implicit):
         return None
     if there is None and not receipt:
-        _refuse_twin(draft, given.key, print_, repeat=repeat)
+        refuse_twin(draft, given.key, print_, repeat=repeat)
         _refuse_foreign_approval(draft, given.key, approval)
     kind = draft.policy.kind(given.system, given.action)
     impact = kind.impact if kind else given.impact or "low"
@@ -133,7 +137,7 @@ def plan(
             repeat=repeat,
             retry_safe=bool(kind and kind.retry_safe),
             lookup=bool(kind and kind.lookup),
-            title=fill(kind.title, arguments, given.resource) if kind and kind.title else "",
+            title=fill(kind.title, draft.policy.shown(arguments), given.resource) if kind and kind.title else "",
             implicit=implicit,
         )
     )
@@ -165,6 +169,7 @@ def _replan(
         and _only_conditioned(approval, arguments)
     ):
         _check_conditions(there, approval, arguments)
+        refuse_twin(draft, there.key, print_, repeat=there.repeat)
         assert new_digest is not None
         return draft.add(
             ev.EffectReplanned(
@@ -190,7 +195,7 @@ def _replan(
     )
 
 
-def _refuse_twin(draft: Draft, key: str, print_: str, *, repeat: bool) -> None:
+def refuse_twin(draft: Draft, key: str, print_: str, *, repeat: bool) -> None:
     """Rule 8: the same act under another key is a double, unless it is said to be meant."""
     for twin in draft.state.effects.values():
         if twin.key == key or print_ not in (twin.fingerprint, twin.first_fingerprint):
@@ -232,7 +237,8 @@ def plan_and_start(draft: Draft, event: cmd.EffectPlanned, pointer: str) -> ev.R
 
 
 def _stuck(effect: Effect) -> bool:
-    return effect.state == "unknown" and not effect.retry_safe
+    """Unknown, and nobody but a person can say what came of it: a conflict of reports is never settled by an agent."""
+    return effect.state == "unknown" and (effect.conflict or not effect.retry_safe)
 
 
 # -- starting
@@ -263,6 +269,7 @@ def _start(
     draft: Draft, effect: Effect, arguments: dict[str, Any] | None, new_digest: str | None, pointer: str, *, said: bool
 ) -> ev.Recorded:
     run = draft.run
+    effect = _with_gate_of_now(draft, effect)
     if effect.gated:
         _check_gate(draft, effect, arguments, new_digest, pointer, said=said)
     elif effect.state == "withdrawn":
@@ -282,6 +289,26 @@ def _start(
             effect=effect,
         )
     changed = new_digest is not None and not _same(new_digest, effect.arguments_digest)
+    print_ = effect.fingerprint
+    if changed:
+        if effect.state == "unknown":
+            raise Refusal(
+                "effect_unknown",
+                f"{effect.key} may have happened with other arguments: only the same can be repeated.",
+                subject=effect.key,
+                effect=effect,
+            )
+        if not draft.state.complete:
+            raise NeedsAllEffects
+        print_ = fingerprint(
+            system=effect.system,
+            action=effect.action,
+            resource=effect.resource,
+            amount=effect.amount,
+            arguments_digest=new_digest,
+        )
+        refuse_twin(draft, effect.key, print_, repeat=effect.repeat)
+    _refuse_twin_in_the_air(draft, effect, print_)
     return draft.add(
         ev.EffectStarted(
             key=effect.key,
@@ -289,17 +316,30 @@ def _start(
             epoch=run.epoch,
             arguments=arguments if changed else None,
             arguments_digest=new_digest if changed else None,
-            fingerprint=fingerprint(
-                system=effect.system,
-                action=effect.action,
-                resource=effect.resource,
-                amount=effect.amount,
-                arguments_digest=new_digest,
-            )
-            if changed
-            else None,
+            fingerprint=print_ if changed else None,
         )
     )
+
+
+def _with_gate_of_now(draft: Draft, effect: Effect) -> Effect:
+    """The effect with the gate that the policy at the pause has for its kind, if that came after the plan (rule 16)."""
+    kind = draft.pinned.kind(effect.system, effect.action)
+    name = kind.needs_approval if kind else None
+    if name is None or name in effect.gates:
+        return effect
+    return replace(effect, gates=[*effect.gates, name], gated=True)
+
+
+def _refuse_twin_in_the_air(draft: Draft, effect: Effect, print_: str) -> None:
+    """Rule 8: a meant repetition, too, waits until it is known what became of its twin."""
+    for twin in draft.state.effects.values():
+        if twin.key != effect.key and twin.fingerprint == print_ and twin.state in ("started", "unknown"):
+            raise Refusal(
+                "effect_duplicate",
+                f"{twin.key} is the same act in this run: its outcome is {twin.state}.",
+                subject=effect.key,
+                effect=twin,
+            )
 
 
 _NOTHING: Final = digest({})
@@ -322,7 +362,8 @@ def _check_gate(
             subject=effect.key,
             effect=effect,
         )
-    if approval["status"] == "rejected" or effect.state == "withdrawn":
+    latest = max(effect.approvals.values(), key=lambda found: str(found["at"]))
+    if "rejected" in (approval["status"], latest["status"]) or effect.state == "withdrawn":
         raise Refusal("approval_rejected", f"A person said no to {effect.key}.", subject=effect.key, effect=effect)
     if not said and effect.arguments_digest is not None:
         raise invalid(f"{pointer}/arguments", "A gated effect says what it will run: arguments or arguments_digest.")
@@ -330,7 +371,19 @@ def _check_gate(
     for found in (effect.approvals[name] for name in names):
         _check_expired(draft, effect, found)
         _check_fits(effect, found, arguments, new_digest)
-        _check_conditions(effect, found, arguments if arguments is not None else effect.arguments)
+        _check_conditions(effect, found, _what_runs(effect, found, arguments, new_digest))
+
+
+def _what_runs(
+    effect: Effect, approval: dict[str, Any], arguments: dict[str, Any] | None, new_digest: str | None
+) -> dict[str, Any] | None:
+    """The arguments that a start names, which may be by their digest alone: those approved, or those planned now."""
+    if arguments is not None:
+        return arguments
+    found: dict[str, Any] | None = effect.arguments
+    if not _same(new_digest, effect.arguments_digest) and _same(new_digest, approval["digest"]):
+        found = approval["arguments"]
+    return found
 
 
 def _check_expired(draft: Draft, effect: Effect, approval: dict[str, Any]) -> None:
@@ -393,12 +446,17 @@ def executed(
                     f"{pointer}/{name}", "This effect was never planned: send the plan's fields with the receipt."
                 )
         return _executed_unplanned(draft, event, pointer, receipt, late=late, sanitised=sanitised)
-    if effect.reconciled is not None and effect.state in ("planned", "executed", "compensated", "failed"):
+    if effect.conflict and effect.state == "unknown":
+        return _conflict_again(draft, effect, "executed", receipt=receipt, late=late)
+    finding = _finding(effect)
+    if finding is not None and effect.state in ("planned", "executed", "compensated", "failed", "withdrawn"):
         return _against_finding(draft, effect, receipt, late=late, sanitised=sanitised)
     if effect.state in DONE:
         first = (effect.receipt or {}).get("id")
         if receipt.get("id") is None or receipt.get("id") == first:
             return None
+        if finding is not None and first is None:  # a person found that it happened; this is its receipt
+            return draft.add(ev.EffectExecuted(key=effect.key, receipt=receipt, late=late, sanitised=sanitised))
         return draft.add(ev.EffectRepeated(key=effect.key, receipt=receipt, late=late))
     return draft.add(
         ev.EffectExecuted(
@@ -406,9 +464,45 @@ def executed(
             receipt=receipt,
             late=late,
             sanitised=sanitised,
-            despite=not effect.authorised,
+            despite=not _was_approved(draft, effect, event),
         )
     )
+
+
+def _was_approved(draft: Draft, effect: Effect, event: cmd.EffectExecuted) -> bool:
+    """Whether what is reported as done is what a person said yes to: as it was started, or as it could have been."""
+    if not effect.gated:
+        return True
+    if not effect.authorised:
+        return False
+    arguments, new_digest = event.arguments, effect.arguments_digest
+    if arguments is not None:
+        new_digest = digest(arguments)
+    elif event.arguments_digest is not None:
+        new_digest = same_digest(event.arguments_digest)
+    if effect.state in ("started", "unknown"):
+        return _same(new_digest, effect.arguments_digest)
+    try:
+        _check_gate(draft, effect, arguments, new_digest, "", said=True)
+    except Refusal:
+        return False
+    return True
+
+
+def _conflict_again(
+    draft: Draft,
+    effect: Effect,
+    reported: str,
+    *,
+    receipt: dict[str, Any] | None = None,
+    error: dict[str, Any] | None = None,
+    late: bool = False,
+) -> ev.Recorded | None:
+    """One more report on an effect whose reports contradict a person's finding: it stays a person's to settle."""
+    said = {"reported": reported, "receipt": receipt, "error": error}
+    if effect.evidence == said:
+        return None
+    return draft.add(ev.EffectConflict(key=effect.key, reported=reported, receipt=receipt, error=error, late=late))
 
 
 def _executed_unplanned(
@@ -419,6 +513,12 @@ def _executed_unplanned(
     return draft.add(
         ev.EffectExecuted(key=event.key, receipt=receipt, late=late, sanitised=sanitised, despite=not effect.authorised)
     )
+
+
+def _finding(effect: Effect) -> dict[str, Any] | None:
+    """What a person found out about the effect itself; what they found about its undo says nothing of its receipt."""
+    found = effect.reconciled
+    return None if found is None or found.get("undo") else found
 
 
 def _against_finding(
@@ -441,8 +541,11 @@ def failed(draft: Draft, event: cmd.EffectFailed, *, late: bool = False, sanitis
     """It certainly did not happen. Counts as a failure (rule 17)."""
     effect = known(draft, event.key)
     error = {"code": event.error.code, "message": event.error.message}
-    if effect.reconciled is not None and effect.state in ("planned", "executed", "compensated"):
-        if effect.reconciled["outcome"] == "not_executed":
+    if effect.conflict and effect.state == "unknown":
+        return _conflict_again(draft, effect, "failed", error=error, late=late)
+    finding = _finding(effect)
+    if finding is not None and effect.state in ("planned", "executed", "compensated"):
+        if finding["outcome"] == "not_executed":
             return None
         return draft.add(ev.EffectConflict(key=effect.key, reported="failed", error=error, late=late))
     if effect.state in DONE:
@@ -474,7 +577,7 @@ def not_executed(draft: Draft, event: cmd.EffectNotExecuted) -> ev.Recorded:
     effect = known(draft, event.key)
     if effect.state in DONE:
         raise Refusal("effect_already_executed", f"{effect.key} has its receipt.", subject=effect.key, effect=effect)
-    if effect.state != "unknown" or not effect.lookup:
+    if effect.state != "unknown" or not effect.lookup or effect.conflict:
         raise Refusal(
             "effect_unknown",
             f"Only a person, or an agent whose flow declares a look-up, can say that {effect.key} did not happen.",

@@ -224,6 +224,7 @@ class EffectReplanned(Fact, frozen=True, tag="effect.replanned"):
     arguments_digest: str
     fingerprint: str
     why: str
+    wait: str | None = None  # whose answer it is; the other open asks about this effect get a new version
 
 
 class EffectStarted(Fact, frozen=True, tag="effect.started"):

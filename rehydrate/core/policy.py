@@ -86,8 +86,13 @@ class FlowPolicy(Strict, frozen=True):
         return self.wait.get(name) or WaitPolicy()
 
     def kind(self, system: str, action: str) -> EffectPolicy | None:
-        """The declared kind of an effect: its action alone, or `system.action`."""
-        return self.effect.get(action) or self.effect.get(f"{system}.{action}")
+        """The declared kind of an effect: `system.action`, or its action alone."""
+        return self.effect.get(f"{system}.{action}") or self.effect.get(action)
+
+    def shown(self, arguments: dict[str, Any] | None) -> dict[str, Any]:
+        """The arguments that may be part of a text that everybody reads: those that are not secret."""
+        hidden = {pointer.rpartition("/arguments")[2] for pointer in self.secret if "/arguments" in pointer}
+        return {} if "" in hidden else {k: v for k, v in (arguments or {}).items() if f"/{k}" not in hidden}
 
 
 UNDECLARED: Final = FlowPolicy(declared=False)

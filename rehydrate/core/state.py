@@ -439,9 +439,9 @@ def _released(state: State, fact: ev.Released, rec: ev.Recorded) -> State:
 
 @_on(ev.Recalled)
 def _recalled(state: State, fact: ev.Recalled, rec: ev.Recorded) -> State:
-    # What was asked is withdrawn: the pause counts for nothing any more.
+    # What was asked is withdrawn. What was answered, or ran out of time, was no ask any more and counts as before.
     state = _close(state, fact.waits, "superseded", rec, fact.reason)
-    return _run(state, pause_waits=[], resume_when=None, missing=[])
+    return _run(state, missing=[])
 
 
 @_on(ev.VerdictChanged)
@@ -719,7 +719,7 @@ def _planned(state: State, fact: ev.EffectPlanned, rec: ev.Recorded) -> State:
 
 @_on(ev.EffectReplanned)
 def _replanned(state: State, fact: ev.EffectReplanned, rec: ev.Recorded) -> State:
-    return _effect(
+    state = _effect(
         state,
         fact.key,
         rec,
@@ -727,6 +727,30 @@ def _replanned(state: State, fact: ev.EffectReplanned, rec: ev.Recorded) -> Stat
         arguments_digest=fact.arguments_digest,
         fingerprint=fact.fingerprint,
     )
+    for wait in state.open_waits():
+        if wait.effect_key == fact.key and wait.id != fact.wait:  # whoever looks at it now sees something else
+            state = _wait(
+                state,
+                wait.key,
+                ask=_ask_about(wait, fact),
+                votes=[],
+                version=wait.version + 1,
+                policy=_plain(wait.policy),
+            )
+    return state
+
+
+def _ask_about(wait: Wait, fact: ev.EffectReplanned) -> dict[str, Any]:
+    ask = wait.ask or {}
+    return {
+        **ask,
+        "effect": {**ask["effect"], "arguments": fact.arguments, "arguments_digest": fact.arguments_digest},
+    }
+
+
+def _plain(policy: dict[str, Any]) -> dict[str, Any]:
+    """The wait's policy without what void votes had asked for."""
+    return {key: value for key, value in policy.items() if key != "carried"}
 
 
 @_on(ev.EffectStarted)
@@ -787,12 +811,19 @@ def _repeated(state: State, fact: ev.EffectRepeated, rec: ev.Recorded) -> State:
 @_on(ev.EffectConflict)
 def _conflict(state: State, fact: ev.EffectConflict, rec: ev.Recorded) -> State:
     evidence = {"reported": fact.reported, "receipt": fact.receipt, "error": fact.error}
-    return _effect(state, fact.key, rec, state="unknown", conflict=True, late=fact.late, evidence=evidence)
+    effect = state.effects.get(fact.key)
+    receipt = (effect.receipt if effect else None) or fact.receipt  # it proves something, whatever comes of it
+    return _effect(
+        state, fact.key, rec, state="unknown", conflict=True, late=fact.late, evidence=evidence, receipt=receipt
+    )
 
 
 @_on(ev.EffectFailed)
 def _effect_failed(state: State, fact: ev.EffectFailed, rec: ev.Recorded) -> State:
-    state = _effect(state, fact.key, rec, state="failed", error=fact.error, late=fact.late)
+    effect = state.effects.get(fact.key)
+    # What a person withdrew by a no does not come back as something to try again.
+    stands = "withdrawn" if effect is not None and effect.state == "withdrawn" else "failed"
+    state = _effect(state, fact.key, rec, state=stands, error=fact.error, late=fact.late)
     run = state.run
     return _run(
         state,
@@ -885,6 +916,7 @@ def _voted(state: State, fact: ev.WaitVoted, rec: ev.Recorded) -> State:
         "choice": fact.choice,
         "at": _text(rec.at),
         "decision": fact.decision,
+        "expires_at": _text(fact.expires_at),
     }
     votes = [vote] if fact.voids else [*wait.votes, vote]
     changes: dict[str, Any] = {"votes": votes, "version": wait.version + fact.voids, "info_requested": None}
@@ -898,7 +930,15 @@ def _voted(state: State, fact: ev.WaitVoted, rec: ev.Recorded) -> State:
             },
         }
     if fact.choice == "edit" and wait.ask is not None and wait.ask.get("effect"):
-        changes["ask"] = {**wait.ask, "effect": {**wait.ask["effect"], "arguments": fact.arguments}}
+        edited = state.effects.get(wait.effect_key or "")
+        changes["ask"] = {
+            **wait.ask,
+            "effect": {
+                **wait.ask["effect"],
+                "arguments": fact.arguments,
+                "arguments_digest": edited.arguments_digest if edited else None,
+            },
+        }
     if fact.closes:
         carried = changes.get("policy", wait.policy).get("carried") or {}
         answer = {
@@ -911,7 +951,9 @@ def _voted(state: State, fact: ev.WaitVoted, rec: ev.Recorded) -> State:
             "arguments": fact.arguments if fact.arguments is not None else carried.get("arguments"),
             "response": fact.response,
             "conditions": fact.conditions or carried.get("conditions") or [],
-            "expires_at": _text(fact.expires_at) or carried.get("expires_at"),
+            "expires_at": _first(
+                [carried.get("expires_at"), *(v.get("expires_at") for v in votes if _same_side(v, vote))]
+            ),
             "reason": fact.reason,
             "comment": fact.comment,
             "decided_by": rec.actor.id,
@@ -920,9 +962,24 @@ def _voted(state: State, fact: ev.WaitVoted, rec: ev.Recorded) -> State:
         }
         status = "rejected" if fact.choice == "reject" else "satisfied"
         changes |= {"status": status, "closed_at": rec.at, "decision": answer}
+        state = _not_cleared(state, status)
         if wait.effect_key is not None:
             state = _approve(state, wait, answer, rec)
     return _any_closed(_wait(state, wait.key, **changes), wait, rec, counts=fact.closes)
+
+
+def _same_side(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return (left["choice"] == "reject") is (right["choice"] == "reject")
+
+
+def _first(times: list[str | None]) -> str | None:
+    """The earliest of some instants: an approval of several people holds for as long as all of them said."""
+    return min((text for text in times if text), key=datetime.fromisoformat, default=None)
+
+
+def _not_cleared(state: State, *codes: str) -> State:
+    """What was cleared before it came about is not settled by that."""
+    return _run(state, cleared=[code for code in state.run.cleared if code not in codes])
 
 
 def _approve(state: State, wait: Wait, answer: dict[str, Any], rec: ev.Recorded) -> State:
@@ -971,6 +1028,7 @@ def _satisfied(state: State, fact: ev.WaitSatisfied, rec: ev.Recorded) -> State:
 def _timed_out(state: State, fact: ev.WaitTimedOut, rec: ev.Recorded) -> State:
     wait = state.wait_by_id(fact.wait)
     state = _wait(state, fact.wait, status="timed_out", closed_at=rec.at, why=fact.then)
+    state = _not_cleared(state, "timed_out", "timeout_undetermined")
     if wait is None or wait.effect_key is None or wait.effect_key not in state.effects:
         return state
     effect = state.effects[wait.effect_key]
@@ -1065,7 +1123,7 @@ def _policy_changed(state: State, fact: ev.WaitPolicyChanged, rec: ev.Recorded) 
     wait = state.wait_by_id(fact.wait)
     if wait is None:
         return state
-    carried = {"carried": wait.policy["carried"]} if "carried" in wait.policy else {}
+    carried = {key: wait.policy[key] for key in ("carried", "asked_by") if key in wait.policy}
     return _wait(
         state,
         fact.wait,
@@ -1141,7 +1199,8 @@ def _handed_back(state: State, fact: ev.HandedBack, rec: ev.Recorded) -> State:
             "at": _text(rec.at),
             "stage": fact.stage,
             "note": fact.note,
-            "answers": fact.answers,
+            # Only what was chosen: arguments and responses are with the waits, where secret fields are sealed.
+            "answers": [{key: given.get(key) for key in ("wait", "choice", "authorises")} for given in fact.answers],
         },
         rejection=None,
         cancelled=None,
@@ -1246,7 +1305,7 @@ def _reconciled(state: State, fact: ev.EffectReconciled, rec: ev.Recorded) -> St
     elif effect.state == "compensation_unknown":  # the undo did not happen: the effect stands
         changes |= {"state": "executed"}
     else:
-        changes |= {"state": "planned"}
+        changes |= {"state": "planned", "receipt": None}
     return _effect(state, fact.key, rec, **changes)
 
 

@@ -112,7 +112,10 @@ def the_no(state: State, policy: FlowPolicy) -> tuple[str, str | None, str] | No
     if run.rejection is not None:
         found.append((run.rejection["code"], run.rejection.get("subject"), run.rejection["on_reject"]))
     if run.pause and pause_resolved(state):
-        for wait in state.pause_list():
+        waits = state.pause_list()
+        if run.resume_when == "any" and any(wait.status in ("satisfied", "rejected") for wait in waits):
+            waits = [wait for wait in waits if wait.status == "rejected"]  # the first answer alone counts
+        for wait in waits:
             code = is_no(wait)
             if code is not None:
                 found.append((code, wait.id, wait.on_reject))

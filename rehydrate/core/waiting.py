@@ -10,7 +10,7 @@ from rehydrate.core import commands as cmd
 from rehydrate.core import conditions, effects, policy, schemas, verdict
 from rehydrate.core import events as ev
 from rehydrate.core.canonical import digest, fingerprint
-from rehydrate.core.draft import Draft, excluded, fill
+from rehydrate.core.draft import Draft, excluded, fill, same_person
 from rehydrate.core.refusals import Refusal, invalid
 from rehydrate.core.state import Wait, after
 
@@ -131,7 +131,7 @@ def _new(draft: Draft, spec: cmd.WaitSpec, pointer: str) -> dict[str, Any] | Non
         "from": spec.from_,
         "token": draft.ctx.new_token() if spec.kind == "callback" else None,
         "ask": ask,
-        "policy": wait_rules(rules),
+        "policy": {**wait_rules(rules), **({"asked_by": draft.ctx.owner} if draft.ctx.owner else {})},
         "remind_at": _text(remind_at),
         "escalate_at": _text(escalate_at),
     }
@@ -179,7 +179,7 @@ def _deadline(draft: Draft, spec: cmd.WaitSpec, pointer: str) -> datetime:
 
 def _satisfiable(draft: Draft, name: str, rules: policy.WaitPolicy, pointer: str) -> None:
     """Rule 11: a gate that nobody can satisfy is refused when the run pauses."""
-    able = able_to_decide(draft, list(rules.groups), rules.exclude_requester)
+    able = able_to_decide(draft, list(rules.groups), rules.exclude_requester, asked_by=draft.ctx.owner)
     if len(able) < rules.quorum:
         need = f"{rules.quorum} people" if rules.quorum > 1 else "one person"
         detail = f"{name} needs {need} who may decide and did not request it; there are {len(able)}."
@@ -188,9 +188,19 @@ def _satisfiable(draft: Draft, name: str, rules: policy.WaitPolicy, pointer: str
         )
 
 
-def able_to_decide(draft: Draft, groups: list[str], exclude_requester: bool) -> set[str]:
-    barred = excluded(draft.run, None, exclude=exclude_requester)
-    return draft.ctx.people().of(groups) - barred
+def able_to_decide(
+    draft: Draft, groups: list[str], exclude_requester: bool, *, asked_by: str | None = None
+) -> set[str]:
+    """Who may decide now. `asked_by` is the owner of the key that asks: an own ask is not one's to answer, either."""
+    barred = excluded(draft.run, asked_by) if exclude_requester else set()
+    return {name for name in draft.ctx.people().of(groups) if same_person(name) not in barred}
+
+
+def able_for(draft: Draft, wait: Wait) -> set[str]:
+    """Who may decide an existing wait now."""
+    return able_to_decide(
+        draft, wait.groups, bool(wait.policy.get("exclude_requester", True)), asked_by=wait.policy.get("asked_by")
+    )
 
 
 def _ask(draft: Draft, spec: cmd.WaitSpec, pointer: str) -> dict[str, Any]:
@@ -321,7 +331,8 @@ def require_open(wait: Wait) -> None:
 
 def require_eligible(draft: Draft, wait: Wait, user: str) -> None:
     """Only people whom the wait's policy names, and not the requester where the flow excludes them (rule 11)."""
-    if wait.policy.get("exclude_requester", True) and user in excluded(draft.run, None):
+    barred = excluded(draft.run, wait.policy.get("asked_by"))
+    if wait.policy.get("exclude_requester", True) and same_person(user) in barred:
         raise Refusal("self_approval", "Whoever requested this may not decide it: somebody else must.", subject=wait.id)
     if user not in draft.ctx.people().of(wait.groups):
         who = ", ".join(wait.groups) or "the reviewers"
@@ -363,12 +374,29 @@ def _check_answer(draft: Draft, wait: Wait, body: cmd.Decide | cmd.Answer, point
         if effect["arguments"] is None and effect["arguments_digest"] is not None:
             raise invalid(f"{pointer}/arguments", "The ledger holds only the digest of these arguments.")
         _check_schema(ask.get("schema"), body.arguments, f"{pointer}/arguments")
+        _check_editable(draft, wait)
     elif body.arguments is not None and (effect is None or digest(body.arguments) != digest(effect["arguments"] or {})):
         raise invalid(f"{pointer}/arguments", "Other arguments are an edit.")
     if body.choice == "respond" and ask.get("response_schema") is not None:
         _check_schema(ask["response_schema"], body.response, f"{pointer}/response")
     if isinstance(body, cmd.Decide):
         _check_conditions(draft, effect, body)
+
+
+def _check_editable(draft: Draft, wait: Wait) -> None:
+    """What has begun is what it is: its arguments are evidence, and no edit reaches it."""
+    effect = draft.state.effects[wait.effect_key or ""]
+    if effect.state in effects.DONE:
+        raise Refusal(
+            "effect_already_executed",
+            f"{effect.key} has been done: an edit comes too late.",
+            subject=wait.id,
+            effect=effect,
+        )
+    if effect.state in ("started", "unknown"):
+        raise Refusal(
+            "effect_unknown", f"{effect.key} is {effect.state}: an edit comes too late.", subject=wait.id, effect=effect
+        )
 
 
 def _check_schema(schema: dict[str, Any] | None, value: Any, pointer: str) -> None:
@@ -387,19 +415,21 @@ def _check_conditions(draft: Draft, effect: dict[str, Any] | None, body: cmd.Dec
         if (
             effect is None
             or effect["arguments"] is None
+            or condition.pointer == ""  # all of the arguments are no field: whatever it says would allow any others
             or not conditions.exists(effect["arguments"], condition.pointer)
         ):
             raise invalid(f"/conditions/{i}/pointer", "The effect's arguments have no such field.")
         if condition.op in ("in", "not_in") and not isinstance(condition.value, list):
             raise invalid(f"/conditions/{i}/value", "A list is needed here.")
-    if body.expires_at is not None and body.expires_at <= draft.now:
+    if body.expires_at is not None and _utc(body.expires_at, "/expires_at") <= draft.now:
         raise invalid("/expires_at", "The approval would have expired already.")
 
 
 def _record(draft: Draft, wait: Wait, body: cmd.Decide) -> str:
     changes = body.choice in ("edit", "approve_with_conditions")
     votes = [] if changes else wait.votes
-    same = [vote for vote in votes if (vote["choice"] == "reject") == (body.choice == "reject")]
+    able = able_for(draft, wait)  # a vote counts as long as whoever gave it may decide
+    same = [v for v in votes if (v["choice"] == "reject") == (body.choice == "reject") and v["by"] in able]
     quorum = int(wait.policy.get("quorum", 1))
     if body.choice == "respond" or (body.choice == "reject" and wait.policy.get("first_rejection_closes", True)):
         closes = True
@@ -408,7 +438,7 @@ def _record(draft: Draft, wait: Wait, body: cmd.Decide) -> str:
     if body.choice == "edit":
         assert body.arguments is not None
         assert wait.effect_key is not None
-        replan(draft, wait.effect_key, body.arguments, why=f"edited by {draft.ctx.actor.name}")
+        replan(draft, wait, body.arguments, why=f"edited by {draft.ctx.actor.name}")
     decision = draft.ctx.new_id()
     draft.add(
         ev.WaitVoted(
@@ -421,7 +451,7 @@ def _record(draft: Draft, wait: Wait, body: cmd.Decide) -> str:
             arguments=body.arguments,
             response=body.response,
             conditions=[{"pointer": c.pointer, "op": c.op, "value": c.value} for c in body.conditions],
-            expires_at=body.expires_at,
+            expires_at=_utc(body.expires_at, "/expires_at") if body.expires_at else None,
             reason=body.reason,
             comment=body.comment,
             seen=body.seen,
@@ -432,25 +462,28 @@ def _record(draft: Draft, wait: Wait, body: cmd.Decide) -> str:
     return decision
 
 
-def replan(draft: Draft, key: str, arguments: dict[str, Any], *, why: str) -> None:
+def replan(draft: Draft, wait: Wait, arguments: dict[str, Any], *, why: str) -> None:
     """A reviewer's edit replans the ask's key in the deciding transaction (rule 10)."""
-    effect = draft.state.effects[key]
+    effect = draft.state.effects[wait.effect_key or ""]
     new_digest = digest(arguments)
     if new_digest == effect.arguments_digest:
         return
+    print_ = fingerprint(
+        system=effect.system,
+        action=effect.action,
+        resource=effect.resource,
+        amount=effect.amount,
+        arguments_digest=new_digest,
+    )
+    effects.refuse_twin(draft, effect.key, print_, repeat=effect.repeat)
     draft.add(
         ev.EffectReplanned(
-            key=key,
+            key=effect.key,
             arguments=arguments,
             arguments_digest=new_digest,
-            fingerprint=fingerprint(
-                system=effect.system,
-                action=effect.action,
-                resource=effect.resource,
-                amount=effect.amount,
-                arguments_digest=new_digest,
-            ),
+            fingerprint=print_,
             why=why,
+            wait=wait.id,
         )
     )
 
@@ -463,15 +496,16 @@ def hand_answer(draft: Draft, wait: Wait, answer: cmd.Answer, pointer: str) -> d
     """
     authorises = False
     if wait.kind == "approval":
-        able = able_to_decide(draft, wait.groups, bool(wait.policy.get("exclude_requester", True)))
-        authorises = draft.ctx.actor.id in able and (
+        authorises = draft.ctx.actor.id in able_for(draft, wait) and (
             int(wait.policy.get("quorum", 1)) == 1 or answer.choice == "reject"
         )
         if answer.choice == "approve_with_conditions":
             raise invalid(f"{pointer}/choice", "Conditions are given on the ask itself, not while handing back.")
         _check_answer(draft, wait, answer, pointer)
+        if answer.choice not in ("edit", "reject") and not _asks_of_now(draft, wait):
+            authorises = False  # what it asked about was changed by another answer since
         if authorises and answer.choice == "edit" and answer.arguments is not None and wait.effect_key is not None:
-            replan(draft, wait.effect_key, answer.arguments, why=f"edited by {draft.ctx.actor.name}")
+            replan(draft, wait, answer.arguments, why=f"edited by {draft.ctx.actor.name}")
     return {
         "wait": wait.id,
         "choice": answer.choice,
@@ -480,6 +514,12 @@ def hand_answer(draft: Draft, wait: Wait, answer: cmd.Answer, pointer: str) -> d
         "reason": answer.reason,
         "authorises": authorises,
     }
+
+
+def _asks_of_now(draft: Draft, wait: Wait) -> bool:
+    effect = draft.state.effects.get(wait.effect_key or "")
+    asked = (wait.ask or {}).get("effect") or {}
+    return effect is None or asked.get("arguments_digest") == effect.arguments_digest
 
 
 # -- what people do with a wait besides deciding
@@ -501,8 +541,7 @@ def give_back(draft: Draft, wait: Wait) -> None:
 
 def assign(draft: Draft, wait: Wait, body: cmd.AssignWait) -> None:
     require_open(wait)
-    able = able_to_decide(draft, wait.groups, bool(wait.policy.get("exclude_requester", True)))
-    if body.to not in able:
+    if body.to not in able_for(draft, wait):
         raise invalid("/to", "This person may not decide it.")
     draft.add(ev.WaitAssigned(wait=wait.id, to=body.to, reason=body.reason))
 
@@ -547,7 +586,7 @@ def policy_changed(draft: Draft, wait: Wait, rules: policy.WaitPolicy) -> None:
         group for group in wait.groups if group not in rules.groups and group in (wait.policy.get("escalate_to") or [])
     ]
     new = {**wait_rules(rules), "groups": [*rules.groups, *(kept if wait.escalation else [])]}
-    able = able_to_decide(draft, new["groups"], rules.exclude_requester)
+    able = able_to_decide(draft, new["groups"], rules.exclude_requester, asked_by=wait.policy.get("asked_by"))
     draft.add(ev.WaitPolicyChanged(wait=wait.id, policy=new, unsatisfiable=len(able) < rules.quorum))
 
 
@@ -556,6 +595,13 @@ def policy_changed(draft: Draft, wait: Wait, rules: policy.WaitPolicy) -> None:
 
 def answer_by_signal(draft: Draft, wait: Wait, signal: dict[str, Any]) -> ev.Recorded:
     return draft.add(ev.WaitSignalled(wait=wait.id, signal=signal))
+
+
+def _utc(when: datetime, pointer: str) -> datetime:
+    try:
+        return when.astimezone(UTC)
+    except OverflowError:
+        raise invalid(pointer, "This instant is beyond the calendar in UTC.") from None
 
 
 def _text(when: datetime | None) -> str | None:

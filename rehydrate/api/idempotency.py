@@ -9,7 +9,7 @@ from typing import Any, Final
 from django.db import connection, transaction
 from django.http import HttpResponse
 
-from rehydrate import clock
+from rehydrate import clock, seal
 from rehydrate.api import problems
 from rehydrate.core.refusals import Refusal
 from rehydrate.models import IdempotencyRecord, Run
@@ -65,7 +65,9 @@ def checked_key(text: str) -> str:
 
 
 def short(path: str) -> str:
-    """The path as it is kept: what is longer than its column is told apart by a digest."""
+    """The path as it is kept: what is longer than its column, or secret by itself, is told apart by a digest."""
+    if "/hooks/" in path:
+        return f"hooks#{hashlib.sha256(path.encode()).hexdigest()}"
     return path if len(path) <= 300 else f"{path[:200]}#{hashlib.sha256(path.encode()).hexdigest()}"
 
 
@@ -130,7 +132,7 @@ def _keep(row_id: int, outcome: Outcome) -> None:
     IdempotencyRecord.objects.filter(pk=row_id).update(
         status=outcome.response.status_code,
         content_type=outcome.response.headers.get("Content-Type", ""),
-        body=outcome.response.content,
+        body=seal.encrypt_bytes(outcome.response.content),  # it may hold an agent's state, secrets and addresses
         run_id=grant.run_id if grant else None,
         epoch=grant.epoch if grant else None,
     )
@@ -144,7 +146,7 @@ def _replay(request: Request) -> HttpResponse:
     if kept.epoch is not None and not _is_live(kept.run_id, kept.epoch):
         detail = "What this request was granted is over: its lease is no longer live. Rehydrate the run."
         return problems.for_refusal(Refusal("lease_lost", detail))
-    response = HttpResponse(bytes(kept.body), status=kept.status)
+    response = HttpResponse(seal.decrypt_bytes(bytes(kept.body)), status=kept.status)
     if kept.content_type:
         response.headers["Content-Type"] = kept.content_type
     else:

@@ -40,5 +40,5 @@ urlpatterns: list[URLPattern] = [
     resource("v1/waits/<str:wait_id>/comment", v.comment_wait),
     path("schema/", schema.schema_view, name="schema"),
     path("docs/", docs.docs_view, name="api_docs"),
-    re_path(r"^.*$", problems.nothing_here),
+    re_path(r"", problems.nothing_here),  # whatever it is, line breaks included
 ]

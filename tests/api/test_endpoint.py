@@ -303,6 +303,15 @@ def test_other_methods_are_told_which_there_are(client: Client, bot_key: str) ->
     problem(client.get("/knock/t"), 405, "method_not_allowed")
 
 
+@pytest.mark.urls("rehydrate.urls")
+@pytest.mark.parametrize(
+    "path", ["", "v1", "v1/", "v1/runs/", "v1/nope", "v1/hooks/", "v1/hooks/a/b", "a%0Ab", "%00"]
+)
+def test_every_other_address_is_a_problem_too(client: Client, db: None, path: str) -> None:
+    for method in ("GET", "POST", "DELETE"):
+        problem(client.generic(method, f"/api/{path}", b"{}", content_type="application/json"), 404, "not_found")
+
+
 # -- callbacks -------------------------------------------------------------------------------------------------------
 
 

@@ -317,9 +317,10 @@ def seen_by_reviewer(run: Shape, wait: Shape) -> Shape:
     }
 
 
-def row(item: Shape) -> Shape:
+def row(item: Shape, ticks: dict[str, list[Shape]] | None = None) -> Shape:
     """One inbox row, whatever it stands for: an open or decided wait, or a run that needs a person.
 
+    `ticks` are the runs' effects (`approvals.reads.effects_of`).
     `item` is a wait with its run inside (`run` a dict), `{"wait":…, "run":…}`, or a run.
     """
     wait, run = item.get("wait"), item.get("run")
@@ -331,6 +332,8 @@ def row(item: Shape) -> Shape:
         else:
             wait, run = None, run if isinstance(run, dict) else item
     run = run if isinstance(run, dict) else {}
+    if ticks is not None:
+        run = {**run, "effects": ticks.get(str(run.get("id")), [])}
     ask = (wait or {}).get("ask") or {}
     decision = (wait or {}).get("decision")
     effects = effects_view(run)

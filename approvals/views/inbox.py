@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_POST, require_safe
 
-from approvals import live, present
+from approvals import live, present, reads
 from approvals.forms import SavedViewForm
 from approvals.models import SavedView
 from approvals.web import body, caller_of, frame, page, person, say, sent_before, signed_in
@@ -33,7 +33,8 @@ def load(request: HttpRequest) -> dict[str, Any]:
     listed = selectors.inbox(
         caller_of(request), scope=scope, filters=filters, cursor=request.GET.get("cursor") or None, limit=PAGE
     )
-    rows = [present.row(item) for item in listed["results"]]
+    ticks = reads.effects_of([str(item["run"]["id"]) for item in listed["results"]])
+    rows = [present.row(item, ticks) for item in listed["results"]]
     if filters.get("risk"):
         rows = [r for r in rows if r["risk"] == filters["risk"]]
     return {

@@ -9,7 +9,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
-from approvals import live, present
+from approvals import live, present, reads
 from approvals.forms import CommentForm
 from approvals.web import caller_of, frame, page, signed_in
 from rehydrate import selectors
@@ -35,6 +35,7 @@ def run_list(request: HttpRequest) -> HttpResponse:
     listed = selectors.list_runs(
         caller_of(request), filters=filters, cursor=request.GET.get("cursor") or None, limit=50
     )
+    ticks = reads.effects_of([run["id"] for run in listed["results"]])
     query = request.GET.copy()
     query.pop("cursor", None)
     return page(
@@ -42,7 +43,7 @@ def run_list(request: HttpRequest) -> HttpResponse:
         "run/list.html",
         {
             "place": "runs",
-            "runs": listed["results"],
+            "runs": [{**run, "effects": ticks.get(run["id"], [])} for run in listed["results"]],
             "next": listed.get("next"),
             "total": listed.get("total"),
             "filters": filters,
@@ -56,19 +57,18 @@ def load(request: HttpRequest, run_id: Any) -> dict[str, Any]:
     """A run as its page shows it."""
     caller = caller_of(request)
     run = selectors.get_run(caller, str(run_id))
-    events = selectors.list_events(caller, str(run_id), cursor=None, limit=EVENTS)
+    events = reads.newest_events(run["id"], EVENTS)
     wait = present.bar_wait(run, request.GET.get("wait", ""))
-    asks = [present.ask_view(w, run, events["results"]) for w in present.open_approvals(run)]
+    asks = [present.ask_view(w, run, events) for w in present.open_approvals(run)]
     current = next((a for a in asks if wait and a["id"] == wait["id"]), None)
     workspace = str(run.get("workspace") or "")
     return {
         **frame(request),
         "place": "run",
         "run": run,
-        "events": events["results"],
-        "shown_events": present.timeline(events["results"]),
-        "events_total": events.get("total"),
-        "events_next": events.get("next"),
+        "events": events,
+        "shown_events": present.timeline(events),
+        "events_before": int(run["version"]) > len(events),
         "asks": asks,
         "ask": current,
         "bar": present.bar_of(current) if current else None,

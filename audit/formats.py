@@ -17,6 +17,8 @@ _SIGNS = {
     "en": {"EUR": "€", "USD": "$", "GBP": "£", "JPY": "¥", "CNY": "CN¥", "INR": "₹", "KRW": "₩"},
     "zh": {"EUR": "€", "USD": "US$", "GBP": "£", "JPY": "JP¥", "CNY": "¥", "INR": "₹", "KRW": "₩"},
 }
+#: What stands for a secret field that the ledger only has the digest of.
+HIDDEN = "••••••"
 _NO_CENTS = {"JPY", "KRW", "VND", "CLP", "ISK"}
 
 
@@ -126,6 +128,8 @@ def plain(value: Any) -> str:
         return money(value["value"], value["currency"])
     if value is None:
         return "–"
+    if isinstance(value, dict) and set(value) == {"$digest"}:
+        return HIDDEN
     if isinstance(value, bool):
         return gettext("yes") if value else gettext("no")
     if isinstance(value, list):

@@ -407,6 +407,36 @@ def test_low_risk_asks_of_one_kind_are_approved_together_each_with_its_result(
     assert [run.wait("legal-approval")["status"] for run, _ in low] == ["satisfied", "satisfied", "rejected"]
 
 
+def test_a_secret_field_is_masked_on_every_page_and_survives_an_edit_that_leaves_it_alone(
+    world: World, bot: Agent, session: Session
+) -> None:
+    iban = "DE89370400440532013000"
+    world.apply(
+        """
+        [flow.paying]
+        secret = ["/ask/effect/arguments/iban"]
+        [flow.paying.wait.check]
+        groups = ["legal"]
+        [flow.paying.effect."bank.pay"]
+        impact = "money"
+        needs_approval = "check"
+        """
+    )
+    pay = {"key": "p", "system": "bank", "action": "pay", "resource": "r", "arguments": {"iban": iban, "n": "1"}}
+    ask = {"key": "check", "name": "check", "kind": "approval", "due_in": 999, "ask": {"effect": pay, "risk": "medium"}}
+    run = bot.open(paused(ask), flow="paying")
+    wait = run.wait("check")
+    alice = session("alice")
+    for path in (f"/runs/{run.id}/", f"/waits/{wait['id']}/decide/edit/", "/history/", "/?scope=available"):
+        page = alice.get(path)
+        assert page.status_code == 200
+        assert iban not in page.content.decode(), path
+    assert iban in session("erin").get(f"/runs/{run.id}/").content.decode()  # an auditor sees everything
+    fields = {f.name: f.value for f in alice.get(f"/waits/{wait['id']}/decide/edit/").context["draft"].fields}
+    assert form(alice, wait, "edit", **{**fields, "field:/n": "2"}).status_code == 302
+    assert run.effect("p")["arguments"] == {"iban": iban, "n": "2"}
+
+
 # --- care of a question
 
 

@@ -1,6 +1,7 @@
 """Who is asking: an agent with its key, or a person with their roles. Made by authentication; no rules of runs here."""
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -66,11 +67,25 @@ def for_user(user: "User", *, channel: str = "console") -> Caller:
         rows = Membership.objects.filter(user=user).values_list("group__workspace_id", "group__roles")
         for workspace, roles in rows:
             workspaces.setdefault(str(workspace), set()).update(roles)
+    return person(user.get_username(), user.get_full_name(), workspaces, user_id=user.pk, channel=channel)
+
+
+def person(
+    username: str,
+    full_name: str,
+    roles: Mapping[str, Iterable[str]],
+    *,
+    user_id: int,
+    channel: str,
+    key_id: str | None = None,
+) -> Caller:
+    """The caller behind a person, with the roles in each workspace."""
     return Caller(
         kind="person",
-        id=user.get_username(),
-        name=user.get_full_name()[:200] or user.get_username(),  # as much as history has room for
-        workspaces={key: frozenset(roles) for key, roles in workspaces.items()},
-        user_id=user.pk,
+        id=username,
+        name=full_name[:200] or username,  # as much as history has room for
+        workspaces={workspace: frozenset(held) for workspace, held in roles.items()},
+        user_id=user_id,
+        key_id=key_id,
         channel=channel,
     )

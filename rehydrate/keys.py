@@ -33,14 +33,23 @@ def issue_person(*, user: User, name: str = "", by: str = "command") -> str:
 
 def find(text: str) -> ApiKey | None:
     """The live key with this text, or None. One indexed look-up, then a comparison in constant time."""
-    mark, _, rest = text.partition("_")
-    prefix, _, secret = rest.partition("_")
-    if mark != _MARK or not prefix or not secret or len(text) > 200:
+    prefix = prefix_of(text)
+    if prefix is None:
         return None
     key = ApiKey.objects.select_related("workspace", "user").filter(prefix=prefix, revoked_at__isnull=True).first()
-    if key is None or not hmac.compare_digest(key.digest, _digest(text)):
-        return None
-    return key
+    return key if key is not None and opens(text, key.digest) else None
+
+
+def prefix_of(text: str) -> str | None:
+    """By what the row of a key is found; None for what is no key."""
+    mark, _, rest = text.partition("_")
+    prefix, _, secret = rest.partition("_")
+    return prefix if mark == _MARK and prefix and secret and len(text) <= 200 else None
+
+
+def opens(text: str, digest: str) -> bool:
+    """Whether the text is the key with this digest; compared in constant time."""
+    return hmac.compare_digest(digest, _digest(text))
 
 
 def revoke(key: ApiKey, *, by: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
+import json
 import secrets
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import urlencode
 
-import msgspec
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -18,9 +19,11 @@ from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.http import url_has_allowed_host_and_scheme
 
 from rehydrate import callers, clock, selectors
+from rehydrate.core import parsing
 from rehydrate.core.refusals import Refusal
 
 P = ParamSpec("P")
+T = TypeVar("T")
 SCOPES = ("mine", "available", "overdue", "review", "unknown", "taken_over", "decided")
 #: Form tokens remembered for each session, so that a form sent twice acts once.
 TOKENS_KEPT = 60
@@ -52,6 +55,8 @@ def signed_in(view: Callable[Concatenate[HttpRequest, P], HttpResponse]) -> Call
                 raise Http404(refusal.message) from refusal
             if refusal.code == "forbidden":
                 return page(request, "403.html", {"refusal": refusal}, status=403)
+            if refusal.code == "invalid":  # an address that was made by hand, such as a cursor of another list
+                return HttpResponseRedirect(request.path)
             raise
         patch_cache_control(response, private=True, no_cache=True)
         patch_vary_headers(response, ["HX-Request", "Accept-Language", "Cookie"])
@@ -93,15 +98,22 @@ def page(request: HttpRequest, template: str, context: Shape | None = None, *, s
     return render(request, template, {**frame(request), "base": base, **(context or {})}, status=status)
 
 
-def body(kind: type[Any], **values: Any) -> Any:
-    """A request body of `rehydrate.core.commands`, parsed exactly as the API does; else a Refusal `invalid`."""
+def body(kind: type[T], **values: Any) -> T:
+    """A request body of `rehydrate.core.commands`, parsed exactly as the API parses it; else a Refusal `invalid`."""
     given = {name: value for name, value in values.items() if value is not None}
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as problem:
-        text, _, where = str(problem).partition(" - at `$")
-        pointer = "/" + where.rstrip("`").lstrip(".").replace(".", "/") if where else ""
-        raise Refusal("invalid", text, errors=[{"pointer": pointer, "detail": text}]) from problem
+    return parsing.parse(json.dumps(given, default=_as_text).encode(), kind)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, dt.datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def asked(request: HttpRequest, *names: str) -> dict[str, str]:
+    """Search and filters of the address: what is there, cut to a sane length, without what no database can hold."""
+    found = {name: request.GET.get(name, "").replace("\x00", "").strip()[:300] for name in names}
+    return {name: value for name, value in found.items() if value}
 
 
 def sent_before(request: HttpRequest) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
-from approvals.web import caller_of, page, signed_in
+from approvals.web import asked, caller_of, page, signed_in
 from audit import selectors
 
 FILTERS = ("q", "kind", "what", "from", "to")
@@ -15,8 +15,8 @@ FILTERS = ("q", "kind", "what", "from", "to")
 @require_safe
 def history(request: HttpRequest) -> HttpResponse:
     """Events of all runs that the person may see, newest first; search and filters live in the address."""
-    filters = {name: value for name in FILTERS if (value := request.GET.get(name, "").strip()[:200])}
-    listed = selectors.history(caller_of(request), filters=filters, cursor=request.GET.get("cursor") or None)
+    filters = asked(request, *FILTERS)
+    listed = selectors.history(caller_of(request), filters=filters, cursor=asked(request, "cursor").get("cursor"))
     query = request.GET.copy()
     query.pop("cursor", None)
     return page(

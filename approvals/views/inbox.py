@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 from approvals import live, present, reads
 from approvals.forms import SavedViewForm
 from approvals.models import SavedView
-from approvals.web import body, caller_of, frame, page, person, say, sent_before, signed_in
+from approvals.web import asked, body, caller_of, frame, page, person, say, sent_before, signed_in
 from rehydrate import selectors, services
 from rehydrate.core import commands
 from rehydrate.core.refusals import Refusal
@@ -29,9 +29,9 @@ def load(request: HttpRequest) -> dict[str, Any]:
     """One scope of the inbox as its page shows it."""
     framed = frame(request)
     scope = framed["scope"] or _first_with_work(framed["scopes"])
-    filters = {name: value for name in FILTERS if (value := request.GET.get(name, "").strip()[:200])}
+    filters = asked(request, *FILTERS)
     listed = selectors.inbox(
-        caller_of(request), scope=scope, filters=filters, cursor=request.GET.get("cursor") or None, limit=PAGE
+        caller_of(request), scope=scope, filters=filters, cursor=asked(request, "cursor").get("cursor"), limit=PAGE
     )
     ticks = reads.effects_of([str(item["run"]["id"]) for item in listed["results"]])
     rows = [present.row(item, ticks) for item in listed["results"]]

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_safe
 
 from approvals import live, present, reads
 from approvals.forms import CommentForm
-from approvals.web import caller_of, frame, page, signed_in
+from approvals.web import asked, caller_of, frame, page, signed_in
 from rehydrate import selectors
 
 EVENTS = 200
@@ -31,9 +31,9 @@ REGIONS = {
 @require_safe
 def run_list(request: HttpRequest) -> HttpResponse:
     """Runs of every state, by search and filters that live in the address."""
-    filters = {name: value for name in RUN_FILTERS if (value := request.GET.get(name, "").strip()[:300])}
+    filters = asked(request, *RUN_FILTERS)
     listed = selectors.list_runs(
-        caller_of(request), filters=filters, cursor=request.GET.get("cursor") or None, limit=50
+        caller_of(request), filters=filters, cursor=asked(request, "cursor").get("cursor"), limit=50
     )
     ticks = reads.effects_of([run["id"] for run in listed["results"]])
     query = request.GET.copy()
@@ -153,7 +153,7 @@ def timeline(request: HttpRequest, run_id: Any) -> HttpResponse:
     """All events of a run, page by page."""
     caller = caller_of(request)
     run = selectors.get_run(caller, str(run_id))
-    listed = selectors.list_events(caller, str(run_id), cursor=request.GET.get("cursor") or None, limit=EVENTS)
+    listed = selectors.list_events(caller, str(run_id), cursor=asked(request, "cursor").get("cursor"), limit=EVENTS)
     return page(
         request,
         "run/timeline.html",

@@ -566,6 +566,54 @@ def test_history_finds_who_did_what_across_runs(world: World, bot: Agent, sessio
     assert erin.get("/history/?from=yesterday&cursor=x").status_code == 200
 
 
+@pytest.mark.parametrize(
+    "nonsense", ["%00", "%ff%fe", "'\"><b>", "x" * 5000, "%F0%9F%92%A9", "-1", "1e400", "NaN", "%", "..%2f", "\u202e"]
+)
+def test_no_address_breaks_a_page(world: World, bot: Agent, session: Session, nonsense: str) -> None:
+    run, wait = waiting_order(bot)
+    frank = session("frank")
+    for path in (
+        f"/?scope={nonsense}", f"/?scope=available&q={nonsense}&flow={nonsense}&risk={nonsense}",
+        f"/?scope=available&cursor={nonsense}", f"/inbox/live/?state={nonsense}", f"/inbox/bulk/?wait={nonsense}",
+        f"/runs/?q={nonsense}&status={nonsense}&label={nonsense}&system={nonsense}", f"/runs/?older_than={nonsense}",
+        f"/runs/?cursor={nonsense}", f"/runs/{run.id}/?wait={nonsense}&scope={nonsense}",
+        f"/runs/{run.id}/timeline/?cursor={nonsense}", f"/runs/{run.id}/live/?state={nonsense}",
+        f"/runs/{run.id}/reconcile/?key={nonsense}", f"/runs/{run.id}/retry/?effect={nonsense}",
+        f"/waits/{wait['id']}/state/?v={nonsense}", f"/history/?q={nonsense}&from={nonsense}&kind={nonsense}",
+        f"/history/?cursor={nonsense}", f"/sign-in/{nonsense.replace('/', '')}/", f"/sign-in/?next={nonsense}",
+    ):  # fmt: skip
+        assert frank.get(path).status_code < 500, path
+
+
+def test_no_answer_typed_breaks_a_form(world: World, bot: Agent, session: Session) -> None:
+    run, wait = waiting_order(bot, risk="low")
+    alice, dave = session("alice"), session("dave")
+    for typed in (
+        "a\x00b",
+        "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),
+        "9" * 400,
+        "x" * 9000,
+        "[" * 9000,
+    ):
+        answers = [
+            form(alice, wait, "conditions", **{"pointer-0": "/amount", "op-0": "<=", "value-0": typed}, comment=typed),
+            form(alice, wait, "edit", **{"field:/supplier": typed, "field:/amount": typed}),
+            form(alice, wait, "reject", reason=typed),
+            form(alice, wait, "respond", response=typed),
+        ]
+        page = dave.get(f"/runs/{run.id}/handback/")
+        answers.append(
+            dave.post(
+                f"/runs/{run.id}/handback/",
+                {"token": token_of(page), "step": "send", "stage": typed, "reason": typed, "own-system-0": typed,
+                 "own-action-0": typed, "own-receipt-0": typed, "done-0": typed, "receipt-0": typed, "note": typed},
+            )
+        )  # fmt: skip
+        assert {a.status_code // 100 for a in answers} <= {3, 4}
+        if run.wait("legal-approval")["status"] != "open":
+            run, wait = waiting_order(bot, risk="low")
+
+
 def test_pages_that_are_not_there_say_so(world: World, session: Session) -> None:
     alice = session("alice")
     for path in ("/nothing/", "/runs/019a0000-0000-7000-8000-000000000001/", "/runs/no-uuid/"):

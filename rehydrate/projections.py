@@ -134,48 +134,67 @@ def save(changes: list[Change]) -> None:
         (new if change.before is None else old).append(run)
         for name, found in rows_of(change.before, change.after, change.secret).items():
             parts[name] += found
+    fired, gone, pending = _timer_rows(changes)
+    writes: list[tuple[str, Any]] = [
+        (_INSERT_RUN, new),
+        (_UPDATE_RUN, old),
+        (_INSERT_EVENTS, events),
+        (_UPSERT_WAITS, parts["waits"]),
+        (_UPSERT_EFFECTS, parts["effects"]),
+        (_INSERT_DECISIONS, parts["decisions"]),
+        (_INSERT_REFS, parts["refs"]),
+        (_FIRE_TIMERS, fired),
+        (_DELETE_TIMERS, gone),
+    ]
+    # The parts of one statement do not see each other: a timer that is set anew waits until its row before is gone.
+    over = {_timer_key(row) for row in (*fired, *gone)}
+    anew = [row for row in pending if _timer_key(row) in over]
+    writes.append((_INSERT_TIMERS, [row for row in pending if _timer_key(row) not in over]))
     with connection.cursor() as cursor:
-        for sql, given in (
-            (_INSERT_RUN, new),
-            (_UPDATE_RUN, old),
-            (_INSERT_EVENTS, events),
-            (_UPSERT_WAITS, parts["waits"]),
-            (_UPSERT_EFFECTS, parts["effects"]),
-            (_INSERT_DECISIONS, parts["decisions"]),
-            (_INSERT_REFS, parts["refs"]),
-        ):
-            if given:
-                cursor.execute(sql, [msgspec.json.encode(given).decode()])
-        _save_timers(cursor, changes)
+        _write(cursor, writes)
+        _write(cursor, [(_INSERT_TIMERS, anew)])
 
 
-def _save_timers(cursor: Any, changes: list[Change]) -> None:
-    over: list[dict[str, Any]] = []
-    pending: list[dict[str, Any]] = []
+def _write(cursor: Any, writes: list[tuple[str, Any]]) -> None:
+    """What there is to write, as one statement: each way to the database costs as much as the work done there."""
+    given = [(sql, msgspec.json.encode(rows).decode()) for sql, rows in writes if rows]
+    if len(given) == 1:
+        cursor.execute(given[0][0], [given[0][1]])
+    elif given:
+        steps = ", ".join(f"w{i} AS ({sql})" for i, (sql, _) in enumerate(given))
+        cursor.execute(f"WITH {steps} SELECT 1", [rows for _, rows in given])
+
+
+_TIMER_SOURCE: Final = "jsonb_populate_recordset(null::rehydrate_timer, %s::jsonb) x"
+_TIMER_SAME: Final = "t.run_id = x.run_id AND t.kind = x.kind AND t.subject = x.subject AND t.fired_at IS NULL"
+_FIRE_TIMERS: Final = f"UPDATE rehydrate_timer t SET fired_at = x.fired_at FROM {_TIMER_SOURCE} WHERE {_TIMER_SAME}"
+_DELETE_TIMERS: Final = f"DELETE FROM rehydrate_timer t USING {_TIMER_SOURCE} WHERE {_TIMER_SAME}"
+_INSERT_TIMERS: Final = _insert("rehydrate_timer", ["run_id", "kind", "subject", "due_at"])
+
+Rows = list[dict[str, Any]]
+
+
+def _timer_key(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["run_id"], row["kind"], row["subject"]
+
+
+def _timer_rows(changes: list[Change]) -> tuple[Rows, Rows, Rows]:
+    """The timers that fired, those that are needed no more, and those to set."""
+    fired: Rows = []
+    gone: Rows = []
+    pending: Rows = []
     for change in changes:
         was = timers(change.before) if change.before is not None else {}
         now_pending = timers(change.after)
         for (kind, subject), due_at in was.items():
+            row = {"run_id": change.after.run.id, "kind": kind, "subject": subject}
             # Whatever was due has had its effect in this transaction, even where nothing came of it.
-            fired = change.now is not None and due_at <= change.now
-            if fired or now_pending.get((kind, subject)) != due_at:
-                fired_at = instant(change.now) if fired and change.now is not None else None
-                over.append({"run_id": change.after.run.id, "kind": kind, "subject": subject, "fired_at": fired_at})
+            if change.now is not None and due_at <= change.now:
+                fired.append({**row, "fired_at": instant(change.now)})
+            elif now_pending.get((kind, subject)) != due_at:
+                gone.append(row)
         for (kind, subject), due_at in now_pending.items():
             if was.get((kind, subject)) != due_at and (change.now is None or due_at > change.now):
-                pending.append(
-                    {"run_id": change.after.run.id, "kind": kind, "subject": subject, "due_at": instant(due_at)}
-                )
-    if over:
-        payload = msgspec.json.encode(over).decode()
-        same = "t.run_id = x.run_id AND t.kind = x.kind AND t.subject = x.subject AND t.fired_at IS NULL"
-        source = "jsonb_populate_recordset(null::rehydrate_timer, %s::jsonb) x"
-        cursor.execute(
-            f"UPDATE rehydrate_timer t SET fired_at = x.fired_at FROM {source} WHERE {same} AND x.fired_at IS NOT NULL",
-            [payload],
-        )
-        cursor.execute(f"DELETE FROM rehydrate_timer t USING {source} WHERE {same} AND x.fired_at IS NULL", [payload])
-    if pending:
-        cursor.execute(
-            _insert("rehydrate_timer", ["run_id", "kind", "subject", "due_at"]), [msgspec.json.encode(pending).decode()]
-        )
+                row = {"run_id": change.after.run.id, "kind": kind, "subject": subject}
+                pending.append({**row, "due_at": instant(due_at)})
+    return fired, gone, pending

@@ -86,9 +86,8 @@ def plan(
     to enter it), an ask's effect (`implicit`) or one done by hand.
     """
     if receipt and given.arguments is not None:  # it happened: a digest that is not theirs is no reason to lose it
-        arguments, arguments_digest = given.arguments, digest(given.arguments)
-    else:
-        arguments, arguments_digest = arguments_of(given, pointer)
+        given = replace(given, arguments_digest=None)
+    arguments, arguments_digest = arguments_of(given, pointer)
     amount = amount_of(given.amount)
     approval = getattr(given, "approval", None)
     repeat = getattr(given, "repeat", False)

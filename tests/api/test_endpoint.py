@@ -27,14 +27,14 @@ pytestmark = pytest.mark.urls(__name__)
 RUN = "01900000-0000-7000-8000-000000000000"
 
 
-class Deed(commands.Body):
+class Deed(commands.Body, frozen=True):
     """What the test's operation is asked to do."""
 
     name: commands.Name
     then: str = ""
 
 
-class Nothing(commands.Body):
+class Nothing(commands.Body, frozen=True):
     note: str = ""
 
 
@@ -76,7 +76,7 @@ def decide(caller: Caller, *, run_id: str, key: str, body: Nothing) -> dict[str,
     return {"by": caller.id, "channel": caller.channel, "run": run_id, "key": key}
 
 
-class Wish(commands.Body):
+class Wish(commands.Body, frozen=True):
     """Comes true at the n-th look."""
 
     at: int
@@ -239,7 +239,11 @@ def test_a_body_without_a_length_is_read_to_its_end(client: Client, bot_key: str
     from io import BytesIO
 
     def chunked(raw: bytes) -> Any:
-        environ = {"HTTP_TRANSFER_ENCODING": "chunked", "CONTENT_TYPE": "application/json", "wsgi.input": BytesIO(raw)}
+        environ: dict[str, Any] = {
+            "HTTP_TRANSFER_ENCODING": "chunked",
+            "CONTENT_TYPE": "application/json",
+            "wsgi.input": BytesIO(raw),
+        }
         return client.generic("POST", "/do", headers=bearer(bot_key), **environ)
 
     assert chunked(b'{"name": "pay"}').status_code == 201
@@ -304,9 +308,7 @@ def test_other_methods_are_told_which_there_are(client: Client, bot_key: str) ->
 
 
 @pytest.mark.urls("rehydrate.urls")
-@pytest.mark.parametrize(
-    "path", ["", "v1", "v1/", "v1/runs/", "v1/nope", "v1/hooks/", "v1/hooks/a/b", "a%0Ab", "%00"]
-)
+@pytest.mark.parametrize("path", ["", "v1", "v1/", "v1/runs/", "v1/nope", "v1/hooks/", "v1/hooks/a/b", "a%0Ab", "%00"])
 def test_every_other_address_is_a_problem_too(client: Client, db: None, path: str) -> None:
     for method in ("GET", "POST", "DELETE"):
         problem(client.generic(method, f"/api/{path}", b"{}", content_type="application/json"), 404, "not_found")

@@ -1,11 +1,13 @@
 """`/api/docs/`: the OpenAPI document as one page of plain HTML, drawn on the server. What it says is in `schema`."""
 
 import functools
+from itertools import zip_longest
 from typing import Any, Final
 
 import msgspec
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.html import format_html, format_html_join
 from django.views.decorators.http import require_safe
 
 from rehydrate.api import schema
@@ -41,7 +43,7 @@ def _page() -> dict[str, Any]:
         for tag in document["tags"]
     ]
     shapes = [
-        {"name": name, "description": _words(shape), "fields": _fields(shape), "one_of": _names(shape)}
+        {"name": name, "description": _coded(_words(shape)), "fields": _fields(shape), "one_of": _names(shape)}
         for name, shape in document["components"]["schemas"].items()
     ]
     return {"info": document["info"], "groups": groups, "shapes": shapes, "base": "/api/v1"}
@@ -55,7 +57,11 @@ def _operation(path: str, method: str, described: dict[str, Any]) -> dict[str, A
             answer = schema.document()["components"]["responses"][answer["$ref"].rpartition("/")[2]]
         content: dict[str, Any] = next(iter(answer.get("content", {}).values()), {})
         answers.append(
-            {"status": status, "words": answer["description"], "type": _type(content["schema"]) if content else None}
+            {
+                "status": status,
+                "words": _coded(answer["description"]),
+                "type": _type(content["schema"]) if content else None,
+            }
         )
     return {
         "id": described["operationId"],
@@ -63,7 +69,7 @@ def _operation(path: str, method: str, described: dict[str, Any]) -> dict[str, A
         "method": method.upper(),
         "path": path,
         "summary": described["summary"],
-        "description": described.get("description", ""),
+        "description": _coded(described.get("description", "")),
         "open": described["security"] == [{}],
         "parameters": [
             {**parameter, "type": _type(parameter["schema"])}
@@ -73,6 +79,19 @@ def _operation(path: str, method: str, described: dict[str, Any]) -> dict[str, A
         "body": _type(body) if body is not None else None,
         "answers": answers,
     }
+
+
+def _coded(text: str) -> str:
+    """Text in which `names` in back-ticks are set as code."""
+    parts = text.split("`")
+    return format_html_join(
+        "",
+        "{}{}",
+        (
+            (plain, format_html("<code>{}</code>", code) if code else "")
+            for plain, code in zip_longest(parts[::2], parts[1::2], fillvalue="")
+        ),
+    )
 
 
 def _words(shape: dict[str, Any]) -> str:

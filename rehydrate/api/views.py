@@ -107,7 +107,10 @@ def release(caller: Caller, *, run_id: str, body: c.Release) -> Json:
 
 @post(tag="Agents", body=c.Recall, answers={200: shapes.Envelope}, refuses=(404,), grants=_lease)
 def recall(caller: Caller, *, run_id: str, body: c.Recall) -> Json:
-    """Withdraw the open waits and take the lease, such as when the user sends new input."""
+    """Withdraw the open waits and take the lease.
+
+    Such as when the user sends new input. The reviewers see why.
+    """
     return services.recall(caller, run_id, body)
 
 
@@ -123,7 +126,10 @@ def rehydrate_run(caller: Caller, *, run_id: str, body: c.Rehydrate) -> Json:
 
 @post(tag="Agents", body=c.Claim, answers={200: shapes.Envelope, 204: None}, grants=_lease, polls=True)
 def claim(caller: Caller, *, body: c.Claim) -> Json | None:
-    """Claim the next run that is ready, waiting for one for up to 30 seconds."""
+    """Claim the next run that is ready.
+
+    `wait` is how many seconds it waits for one; 204 when none came.
+    """
     return services.claim(caller, body)
 
 
@@ -173,7 +179,10 @@ def receive_hook(caller: None, *, token: str, body: Payload) -> Json:
 
 @get(tag="Waits", query=WaitsQuery, answers={200: shapes.Waits}, refuses=(404,))
 def list_waits(caller: Caller, *, query: WaitsQuery) -> Json:
-    """List waits: of an agent's flows, or of a person's workspaces."""
+    """List waits, those with the soonest deadline first.
+
+    An agent sees those of its flows. Only open ones, unless `status` says otherwise.
+    """
     return selectors.list_waits(caller, **query.page())
 
 
@@ -242,13 +251,19 @@ WHEEL = "Holding the wheel"
 
 @post(tag=WHEEL, body=c.Reasoned, answers={200: shapes.Run}, refuses=(404,), people_only=True)
 def takeover(caller: Caller, *, run_id: str, body: c.Reasoned) -> Json:
-    """Take a run over: its agent is fenced off until it is handed back."""
+    """Take a run over.
+
+    Its agent is fenced off until it is handed back.
+    """
     return services.takeover(caller, run_id, body)
 
 
 @post(tag=WHEEL, body=c.Handback, answers={200: shapes.Settled}, refuses=(404,), people_only=True)
 def handback(caller: Caller, *, run_id: str, body: c.Handback) -> Json:
-    """Hand a run back, at the stage and checkpoint that are named, with what was done by hand."""
+    """Hand a run back.
+
+    At the stage and checkpoint that are named, with answers to what was open and the effects that were done by hand.
+    """
     return services.handback(caller, run_id, body)
 
 
@@ -266,7 +281,10 @@ def retry(caller: Caller, *, run_id: str, body: c.Retry) -> Json:
 
 @post(tag=WHEEL, body=c.Clear, answers={200: shapes.Settled}, refuses=(404,), people_only=True)
 def clear(caller: Caller, *, run_id: str, body: c.Clear) -> Json:
-    """Settle reasons for review until the next pause, and supply metadata that is missing."""
+    """Settle reasons for review until the next pause.
+
+    It may supply metadata that is missing.
+    """
     return services.clear(caller, run_id, body)
 
 
@@ -278,7 +296,10 @@ def reconcile(caller: Caller, *, run_id: str, key: str, body: c.Reconcile) -> Js
 
 @post(tag=WHEEL, body=c.Reasoned, answers={200: shapes.Settled}, refuses=(404,), people_only=True)
 def sign_off(caller: Caller, *, run_id: str, key: str, body: c.Reasoned) -> Json:
-    """Accept that an executed effect stays, though its run was rejected or cancelled."""
+    """Accept that an executed effect stays.
+
+    Though its run was rejected or cancelled, and it cannot be undone.
+    """
     return services.sign_off(caller, run_id, key, body)
 
 

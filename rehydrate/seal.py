@@ -38,19 +38,51 @@ def decrypt(token: bytes | str) -> Any:
     return msgspec.json.decode(_cipher().decrypt(token))
 
 
+def encrypt_bytes(data: bytes) -> bytes:
+    return _cipher().encrypt(data)
+
+
+def decrypt_bytes(token: bytes) -> bytes:
+    return _cipher().decrypt(token)
+
+
 def tails(pointers: Iterable[str]) -> tuple[str, ...]:
     """The part of each pointer by which it is found anywhere."""
-    return tuple(pointer[max(pointer.rfind("/arguments/"), 0) :] for pointer in pointers)
+    return tuple(pointer[max(f"{pointer}/".rfind("/arguments/"), 0) :] for pointer in pointers)
 
 
-def _walk(value: Any, path: str, ends: tuple[str, ...], swap: Callable[[str, Any], Any]) -> Any:
-    if path.endswith(ends) and value is not None:
+def _walk(
+    value: Any, path: str, ends: tuple[str, ...], swap: Callable[[str, Any], Any], known_as: str | None = None
+) -> Any:
+    """`known_as` is the path by which a value is told to be secret, where that is not where it stands."""
+    called = path if known_as is None else known_as
+    if called.endswith(ends) and value is not None:
         return swap(path, value)
     if isinstance(value, dict):
-        return {key: _walk(child, f"{path}/{escape(key)}", ends, swap) for key, child in value.items()}
+        aim = _aim(value)
+        return {
+            key: _walk(
+                child,
+                f"{path}/{escape(key)}",
+                ends,
+                swap,
+                aim if aim is not None and key == "value" else f"{called}/{escape(key)}",
+            )
+            for key, child in value.items()
+        }
     if isinstance(value, list):
-        return [_walk(child, f"{path}/{i}", ends, swap) for i, child in enumerate(value)]
+        return [_walk(child, f"{path}/{i}", ends, swap, f"{called}/{i}") for i, child in enumerate(value)]
     return value
+
+
+_OPS: Final = frozenset({"==", "!=", "<", "<=", ">", ">=", "in", "not_in", "exists"})
+
+
+def _aim(value: dict[str, Any]) -> str | None:
+    """Where a condition `{pointer, op, value}` points: its value tells as much as the field itself."""
+    if isinstance(value.get("pointer"), str) and value.get("op") in _OPS and "value" in value:
+        return f"/arguments{value['pointer']}"
+    return None
 
 
 def mask(value: Any, ends: tuple[str, ...]) -> Any:
@@ -70,6 +102,15 @@ def unmask(value: Any, original: Any, ends: tuple[str, ...], path: str = "") -> 
             jsonpointer.resolve_pointer(original, place[len(path) :], given) if given == MASK else given
         ),
     )
+
+
+def masked(value: Any) -> bool:
+    """True when a cover stands somewhere in the value."""
+    if isinstance(value, dict):
+        return any(masked(child) for child in value.values())
+    if isinstance(value, list):
+        return any(masked(child) for child in value)
+    return bool(value == MASK)
 
 
 def seal(value: dict[str, Any], ends: tuple[str, ...]) -> tuple[dict[str, Any], str | None]:

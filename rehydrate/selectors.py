@@ -7,6 +7,8 @@ that stays is seen exactly once however much comes and goes meanwhile.
 """
 
 import base64
+import datetime as dt
+from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
@@ -168,7 +170,7 @@ def list_events(caller: Caller, run_id: str, *, cursor: str | None, limit: int) 
     """Events in order. Payloads are as they were hashed: secret fields are digests there, for everybody."""
     run_id = _id(run_id, "run")
     require_visible(caller, run_id)
-    after = int(_place(cursor, 1)[0]) if cursor else 0
+    after = int(_place(cursor, ["bigint"])[0]) if cursor else 0
     with connection.cursor() as db:
         db.execute(
             f"SELECT {_EVENT}, (SELECT version FROM rehydrate_run WHERE id = %s)"
@@ -225,15 +227,34 @@ def _cursor(place: list[str]) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
 
 
-def _place(cursor: str, parts: int) -> list[str]:
+def _place(cursor: str, kinds: list[str]) -> list[str]:
     """The place that a cursor names, or 422."""
     try:
         found = msgspec.json.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=list[str])
     except (ValueError, msgspec.DecodeError):
         found = []
-    if len(found) != parts or any("\x00" in part for part in found):
+    if len(found) != len(kinds) or not all(_CURSOR[kind](part) for kind, part in zip(kinds, found, strict=True)):
         raise invalid("/cursor", "Use the `next` of the page before.")
     return found
+
+
+def _is(read: Callable[[str], Any]) -> Callable[[str], bool]:
+    def check(text: str) -> bool:
+        try:
+            read(text)
+        except ValueError:
+            return False
+        return text.isascii()
+
+    return check
+
+
+#: What each part of a cursor has to be, by the type of its column.
+_CURSOR: Final[dict[str, Callable[[str], bool]]] = {
+    "bigint": lambda text: text.isascii() and text.isdigit() and len(text) < 19,
+    "uuid": _is(UUID),
+    "timestamptz": _is(dt.datetime.fromisoformat),
+}
 
 
 class _Where:
@@ -271,7 +292,7 @@ def _rows(
     params = list(where.params)
     after = ""
     if cursor:
-        place = _place(cursor, len(order))
+        place = _place(cursor, [kind for _, kind, _ in order])
         sign = ">" if order[0][2] == "ASC" else "<"
         names = ", ".join(f"o{i}" for i in range(len(order)))
         values = ", ".join(f"%s::{kind}" for _, kind, _ in order)
@@ -298,8 +319,22 @@ def _rows(
     return rows, more, total
 
 
+#: A run's row with the number of its flow's newest policy: what that calls secret is covered in older runs, too.
+_RUN: Final = (
+    "to_jsonb(r) || jsonb_build_object('newest', (SELECT p.current FROM rehydrate_flow p"
+    " WHERE p.workspace_id = r.workspace_id AND p.name = r.flow)) AS run"
+)
+
+
 def _pinned(run: Run) -> FlowPolicy:
     return loading.policy_of(run.workspace_id, run.flow, run.policy)
+
+
+def _covers_of(caller: Caller, run: Run, row: Json) -> tuple[str, ...]:
+    """What is masked of a run in a list: what its own policy calls secret, and what the newest does."""
+    newest = loading.policy_of(run.workspace_id, run.flow, row.get("newest") or 0)
+    ends = [*covers(caller, run.workspace_id, _pinned(run)), *covers(caller, run.workspace_id, newest)]
+    return tuple(dict.fromkeys(ends))
 
 
 def _run_item(caller: Caller, row: Json) -> Json:
@@ -310,14 +345,15 @@ def _run_item(caller: Caller, row: Json) -> Json:
         "flow_title": policy.title or run.flow,
         "verdict": {"outcome": run.outcome, "reasons": run.reasons},
     }
-    return dict(seal.mask(shape, covers(caller, run.workspace_id, policy)))
+    return dict(seal.mask(shape, _covers_of(caller, run, row)))
 
 
-def _wait_item(caller: Caller, row: Json, run: Run) -> Json:
+def _wait_item(caller: Caller, row: Json, run_row: Json) -> Json:
+    run = msgspec.convert(run_row, Run)
     wait = msgspec.convert(seal.unseal(row, row.get("sealed")), Wait)
     secrets = not caller.is_person or caller.may(run.workspace_id, "operator")
     shape = shapes.wait(wait, callback_base=settings.PUBLIC_URL, secrets=secrets)
-    return dict(seal.mask(shape, covers(caller, run.workspace_id, _pinned(run))))
+    return dict(seal.mask(shape, _covers_of(caller, run, run_row)))
 
 
 def _searched(where: _Where, text: str) -> None:
@@ -372,7 +408,8 @@ def _age(text: str) -> int:
     from rehydrate.core.policy import seconds
 
     try:
-        return int(text) if text.isdigit() and len(text) < 11 else seconds(text)
+        age = int(text) if text.isdigit() and len(text) < 11 else seconds(text)
+        return min(age, 10**10)  # older than anything
     except ValueError:
         raise invalid("/older_than", "Write a number of seconds, or a number and s, m, h, d or w.") from None
 
@@ -385,14 +422,12 @@ def list_runs(caller: Caller, *, filters: Json, cursor: str | None, limit: int) 
     where = _Where()
     _walls(where, caller)
     _run_filters(where, filters)
-    rows, more, total = _rows(
-        "rehydrate_run r", where, order=_NEWEST, select="to_jsonb(r) AS run", cursor=cursor, limit=limit
-    )
+    rows, more, total = _rows("rehydrate_run r", where, order=_NEWEST, select=_RUN, cursor=cursor, limit=limit)
     return {"results": [_run_item(caller, row["run"]) for row in rows], "next": more, "total": total}
 
 
 _SOONEST: Final = [("w.due_at", "timestamptz", "ASC"), ("w.id", "uuid", "ASC")]
-_BOTH: Final = "to_jsonb(w) AS wait, to_jsonb(r) AS run"
+_BOTH: Final = f"to_jsonb(w) AS wait, {_RUN}"
 _TABLES: Final = "rehydrate_wait w JOIN rehydrate_run r ON r.id = w.run_id"
 
 
@@ -421,7 +456,7 @@ def list_waits(caller: Caller, *, filters: Json, cursor: str | None, limit: int)
     if filters.get("mine") == "1" and caller.is_person:
         _may_decide(where, caller)
     rows, more, total = _rows(_TABLES, where, order=_SOONEST, select=_BOTH, cursor=cursor, limit=limit)
-    results = [_wait_item(caller, row["wait"], msgspec.convert(row["run"], Run)) for row in rows]
+    results = [_wait_item(caller, row["wait"], row["run"]) for row in rows]
     return {"results": results, "next": more, "total": total}
 
 
@@ -486,8 +521,8 @@ def _scope(where: _Where, caller: Caller, scope: str) -> str:
         where.add("r.status = 'review'")
     elif scope == "unknown":
         where.add(
-            "r.ended_at IS NULL AND EXISTS (SELECT 1 FROM rehydrate_effect e WHERE e.run_id = r.id AND"
-            " e.state IN ('unknown', 'compensation_unknown'))"
+            "EXISTS (SELECT 1 FROM rehydrate_effect e WHERE e.run_id = r.id AND"
+            " e.state IN ('unknown', 'compensation_unknown') AND (r.ended_at IS NULL OR e.conflict))"
         )
     elif scope == "taken_over":
         where.add("r.status = 'taken_over'")
@@ -530,14 +565,14 @@ def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limi
         rows, more, total = _rows(tables, where, order=order, select=_BOTH, cursor=cursor, limit=limit)
         results: list[Json] = [
             {
-                "wait": _wait_item(caller, row["wait"], msgspec.convert(row["run"], Run)),
+                "wait": _wait_item(caller, row["wait"], row["run"]),
                 "run": _run_item(caller, row["run"]),
             }
             for row in rows
         ]
     else:
         select = (
-            "to_jsonb(r) AS run, (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id"
+            f"{_RUN}, (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id"
             " AND e.state IN ('unknown', 'compensation_unknown')) AS effects"
         )
         order = [("coalesce(r.status_since, r.created_at)", "timestamptz", "ASC"), ("r.id", "uuid", "ASC")]
@@ -547,7 +582,7 @@ def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limi
             item = _run_item(caller, row["run"])
             item["effects"] = [shapes.effect(e) for e in loading.structs(row["effects"], Effect)]
             run = msgspec.convert(row["run"], Run)
-            results.append({"wait": None, "run": seal.mask(item, covers(caller, run.workspace_id, _pinned(run)))})
+            results.append({"wait": None, "run": seal.mask(item, _covers_of(caller, run, row["run"]))})
     return {"results": results, "next": more, "total": total}
 
 
@@ -562,11 +597,25 @@ def list_signals(caller: Caller, *, filters: Json, cursor: str | None, limit: in
     where = _Where()
     where.add("s.workspace_id = ANY(%s)", [UUID(workspace) for workspace in caller.workspaces])
     if caller.kind == "agent" and "*" not in caller.flows:
-        where.add("s.sender = %s", caller.id)
+        where.add("s.sender = %s AND s.flows <@ %s::varchar[]", caller.id, list(caller.flows))
     for name in ("state", "name"):
         if name in filters:
             where.add(f"s.{name} = %s", filters[name])
     order = [("s.received_at", "timestamptz", "DESC"), ("s.id", "uuid", "DESC")]
     rows, more, total = _rows("rehydrate_signal s", where, order=order, select="s.id AS id", cursor=cursor, limit=limit)
     found = Signal.objects.in_bulk([UUID(row["id"]) for row in rows])
-    return {"results": [signals.shape(found[UUID(row["id"])]) for row in rows], "next": more, "total": total}
+    results = []
+    for row in rows:
+        signal = found[UUID(row["id"])]
+        results.append(seal.mask(signals.shape(signal), _covers_everywhere(caller, str(signal.workspace_id))))
+    return {"results": results, "next": more, "total": total}
+
+
+def _covers_everywhere(caller: Caller, workspace: str) -> tuple[str, ...]:
+    """What any flow of the workspace calls secret: before it is matched, a signal may belong to any of them."""
+    if not caller.is_person or caller.may(workspace, "auditor"):
+        return ()
+    with connection.cursor() as db:
+        db.execute("SELECT name, current FROM rehydrate_flow WHERE workspace_id = %s", [workspace])
+        policies = [loading.policy_of(workspace, flow, number) for flow, number in db.fetchall()]
+    return tuple(dict.fromkeys(end for policy in policies for end in seal.tails(policy.secret)))

@@ -8,8 +8,9 @@ import jsonpointer
 
 _MISSING: Final = object()
 _POINTER: Final = re.compile(r"(/([^~/]|~[01])*)*")
-#: What counts as a decimal in text: no signs but a minus, no spaces, no other digits than ASCII's.
-_TEXT: Final = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?", re.ASCII)
+#: What counts as a decimal in text: no signs but a minus, no spaces, no other digits than ASCII's. What begins with a
+#: needless zero is an account or an article, not a number: 0012 is not 12.
+_TEXT: Final = re.compile(r"-?(0|[1-9][0-9]{0,39})(\.[0-9]{1,40})?", re.ASCII)
 
 
 def resolve(arguments: Any, pointer: str) -> Any:
@@ -66,9 +67,9 @@ def holds(condition: dict[str, Any], arguments: Any) -> bool:
 
 
 def unmet(conditions: list[dict[str, Any]], arguments: Any) -> list[str]:
-    """In words, each condition that does not hold now."""
+    """In words, each condition that does not hold now; without its value, which may be secret."""
     return [
-        f"{condition['pointer']} {condition['op']} {condition.get('value')!r} does not hold"
+        f"its condition on {condition['pointer']} ({condition['op']}) does not hold"
         for condition in conditions
         if not holds(condition, arguments)
     ]

@@ -5,11 +5,12 @@ A refusal that matters is an event as well: it is committed, with what it change
 refusal.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from uuid import UUID
 
-from django.db import connection, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 
 from rehydrate import clock, loading, projections, seal, shapes, signals
 from rehydrate.contexts import SYSTEM, context_of, make_context
@@ -21,8 +22,10 @@ from rehydrate.core.state import Run, State
 from rehydrate.core.verdict import NeedsAllEffects
 from rehydrate.ids import uuid7
 from rehydrate.loading import Loaded
-from rehydrate.models import Wait, Workspace
+from rehydrate.models import Signal, Wait, Workspace
 from rehydrate.projections import Change
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -60,13 +63,13 @@ def change(
         try:
             result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
         except NeedsAllEffects:
-            loaded = loading.load_runs([run_id], full=True, **named)[run_id]
-            result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
+            found = loading.load_runs([run_id], full=True, **named)
+            result, draft, refused = _attempt(found[run_id], work, actor, operation, rescue)
         _save(loaded, draft)
         if after is not None and refused is None:
             after(draft)
     if refused is not None:
-        raise shapes.refusal(refused)
+        raise shapes.refusal(refused, draft.policy if actor["kind"] == "person" else None)
     return result, draft  # type: ignore[return-value]
 
 
@@ -136,8 +139,21 @@ def create(
 def catch_up(run_ids: list[str]) -> int:
     """Apply what is overdue to runs nobody asks about, many in one transaction. How many of them changed.
 
-    Runs that another transaction holds are passed over: whoever holds them applies the same.
+    Runs that another transaction holds are passed over: whoever holds them applies the same. One that cannot be caught
+    up holds up no other.
     """
+    try:
+        return _catch_up(run_ids)
+    except (OperationalError, InterfaceError):
+        raise
+    except Exception:
+        if len(run_ids) == 1:
+            log.exception("run %s cannot be caught up", run_ids[0])
+            return 0
+    return sum(catch_up([run_id]) for run_id in run_ids)
+
+
+def _catch_up(run_ids: list[str]) -> int:
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute(
@@ -203,17 +219,22 @@ def _match_buffered(draft: Draft, since: int) -> None:
             opened += [wait["id"] for wait in recorded.fact.waits]
         elif isinstance(recorded.fact, ev.WaitOpened):
             opened.append(recorded.fact.wait["id"])
-    for wait_id in opened:
-        wait = draft.state.wait_by_id(wait_id)
-        if wait is None or wait.kind not in ("callback", "signal"):
+    run = draft.run
+    waits = [wait for wait_id in opened if (wait := draft.state.wait_by_id(wait_id)) is not None]
+    fits: dict[UUID, tuple[Signal, list[str]]] = {}
+    for wait in sorted(waits, key=lambda wait: (wait.name, wait.correlation or "")):
+        if wait.kind not in ("callback", "signal"):
             continue
-        run = draft.run
         targets = signals.targets(flow=run.flow, external_id=run.external_id, correlation=wait.correlation)
         signals.lock(run.workspace_id, wait.name, targets)
-        signal = signals.buffered_for(run, wait.name, wait.correlation)
-        if signal is None:
-            continue
-        if not draft.state.complete:
-            raise NeedsAllEffects  # a signal is taken once: not by an attempt that may yet need more of the state
-        if signals.matched(signal, draft.run.id, wait.id):
-            waiting.answer_by_signal(draft, wait, signals.as_answer(signal))
+        for signal in signals.buffered_for(run, wait.name, wait.correlation):
+            fits.setdefault(signal.pk, (signal, []))[1].append(wait.id)
+    if fits and not draft.state.complete:
+        raise NeedsAllEffects  # a signal is taken once: not by an attempt that may yet need more of the state
+    for signal, wait_ids in fits.values():
+        left = [wait for wait_id in wait_ids if (wait := draft.state.wait_by_id(wait_id)) is not None and wait.open]
+        if len(left) == 1:
+            if signals.matched(signal, run.id, left[0].id):
+                waiting.answer_by_signal(draft, left[0], signals.as_answer(signal))
+        elif left and signals.set_state(signal, "ambiguous", found=[wait.id for wait in left]):
+            draft.by_ledger(ev.SignalNoted(signal=signals.as_answer(signal), state="ambiguous"))  # a person assigns it

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from msgspec.structs import replace
 
 from rehydrate import claims, clock, ledger, seal, selectors, shapes, signals
 from rehydrate.callers import Caller
@@ -19,7 +20,7 @@ from rehydrate.core import effects, verdict, waiting
 from rehydrate.core import events as ev
 from rehydrate.core.canonical import digest, fingerprint, same_digest
 from rehydrate.core.draft import Draft, excluded, same_person
-from rehydrate.core.parsing import lenient_receipt, parse_event
+from rehydrate.core.parsing import check_inline, lenient_receipt, parse_event
 from rehydrate.core.refusals import Refusal, invalid, not_found
 from rehydrate.core.state import Run, State
 from rehydrate.core.state import Wait as WaitState
@@ -112,14 +113,13 @@ def open_run(caller: Caller, body: cmd.OpenRun) -> tuple[Json, bool]:
                 core.release(draft, cmd.Release(epoch=epoch))
 
         try:
-            with transaction.atomic():
-                _, draft = ledger.create(
-                    workspace=workspace,
-                    flow=body.flow,
-                    actor=caller.actor(),
-                    work=work,
-                    after=lambda draft, events=events: _keep_state(draft, events),  # type: ignore[misc]
-                )
+            _, draft = ledger.create(
+                workspace=workspace,
+                flow=body.flow,
+                actor=caller.actor(),
+                work=work,
+                after=lambda draft, events=events: _keep_state(draft, events),  # type: ignore[misc]
+            )
         except IntegrityError:
             continue  # another opened it at the same instant: answer with that one
         state = draft.state
@@ -166,7 +166,7 @@ def append_events(caller: Caller, run_id: str, body: cmd.Append) -> Json:
     run_id = _uuid(run_id, "run")
     parsed: list[cmd.AgentEvents] = []
     bad: Refusal | None = None
-    receipts: list[tuple[cmd.EffectExecuted | cmd.EffectFailed, bool] | None] = []
+    receipts: list[Receipt | None] = []
     for i, raw in enumerate(body.events):
         receipts.append(lenient_receipt(raw))
         try:
@@ -200,12 +200,13 @@ def append_events(caller: Caller, run_id: str, body: cmd.Append) -> Json:
 
     def rescue(draft: Draft, refusal: Refusal) -> None:
         kept = []
+        plans = {event.key: event for event in parsed if isinstance(event, cmd.EffectPlanned)}
         for i, receipt in enumerate(receipts):
             if receipt is None:
                 continue
             mark = draft.state, len(draft.recorded)
             try:
-                recorded, key = _receipt(draft, receipt, body.epoch, f"/events/{i}")
+                recorded, key = _receipt(draft, _with_plan(receipt, plans), body.epoch, f"/events/{i}")
             except Refusal:
                 draft.rewind(*mark)
                 continue
@@ -229,15 +230,30 @@ def append_events(caller: Caller, run_id: str, body: cmd.Append) -> Json:
     return _appended(draft, answer)
 
 
+Receipt = tuple[cmd.EffectExecuted | cmd.EffectFailed, bool]
+
+_PLAN: Final = (
+    "system", "action", "resource", "arguments", "arguments_digest", "impact", "reversible", "compensation", "amount",
+    "approval", "repeat",
+)  # fmt: skip
+
+
+def _with_plan(receipt: Receipt, plans: dict[str, cmd.EffectPlanned]) -> Receipt:
+    """A receipt with its plan's fields, where the plan stands in the same batch and is refused with it."""
+    event, changed = receipt
+    plan = plans.get(event.key)
+    if plan is None or not isinstance(event, cmd.EffectExecuted) or event.system is not None:
+        return receipt
+    return replace(event, **{name: getattr(plan, name) for name in _PLAN}), changed
+
+
 def _only_late_receipts(draft: Draft, epoch: int, receipts: list[Any], bad: Refusal | None) -> bool:
     run = draft.run
     live = run.leased and run.epoch == epoch and not run.ended
     return not live and bad is None and all(receipt is not None for receipt in receipts)
 
 
-def _receipt(
-    draft: Draft, receipt: tuple[cmd.EffectExecuted | cmd.EffectFailed, bool], epoch: int, pointer: str
-) -> tuple[ev.Recorded | None, str]:
+def _receipt(draft: Draft, receipt: Receipt, epoch: int, pointer: str) -> tuple[ev.Recorded | None, str]:
     """Rule 9:
 
     from the live lease, or from the epoch that started the effect, whatever became of the lease or the run.
@@ -247,8 +263,14 @@ def _receipt(
     live = run.leased and run.epoch == epoch and not run.ended
     effect = draft.state.effects.get(event.key)
     granted = 1 <= epoch <= run.epoch
-    if not live and (not granted or (effect is not None and effect.started_epoch not in (0, epoch))):
+    latest = effect is None or effect.started_epoch in (0, epoch)
+    # Of several attempts only the latest's epoch is kept; an older epoch may have begun one of those before.
+    earlier = effect is not None and epoch < effect.started_epoch and effect.attempt + effect.undo_attempt > 1
+    if not live and not (granted and (latest or earlier)):
         core.require_lease(draft, epoch)
+    if not live and earlier and isinstance(event, cmd.EffectFailed):
+        text = f"{event.key}: an earlier attempt failed: {event.error.code} {event.error.message}"
+        return draft.add(ev.Noted(text=text[:4000])), event.key  # the attempt under way is another
     if isinstance(event, cmd.EffectExecuted):
         return effects.executed(draft, event, pointer, late=not live, sanitised=sanitised), event.key
     return effects.failed(draft, event, late=not live, sanitised=sanitised), event.key
@@ -437,6 +459,7 @@ def send_signal(caller: Caller, body: cmd.Signal) -> Json:
         raise invalid("/external_id" if body.external_id is None else "/flow", "flow and external_id go together.")
     if body.flow is not None and not caller.sees(workspace, body.flow):
         raise Refusal("forbidden", f"This key may not use the flow {body.flow}.")
+    check_inline(body.payload, "/payload")
     run_id = None
     if body.run is not None:
         run_id = _uuid(body.run, "run")
@@ -451,7 +474,7 @@ def send_signal(caller: Caller, body: cmd.Signal) -> Json:
         flow=body.flow,
         external_id=body.external_id,
         correlation=body.correlation,
-        payload=body.payload,
+        sealed=signals.sealed(body.payload),
         occurred_at=body.occurred_at,
         sequence=body.sequence,
         state="received",
@@ -563,7 +586,7 @@ def receive_hook(token: str, payload: Any, webhook_id: str) -> Json:
         name=wait.name,
         flows=["*"],
         run_id=wait.run_id,
-        payload=payload,
+        sealed=signals.sealed(payload),
         state="received",
     )
     with transaction.atomic():
@@ -603,6 +626,8 @@ def assign_signal(caller: Caller, signal_id: str, body: cmd.AssignSignal) -> Jso
     if wait.kind not in ("callback", "signal"):
         raise invalid("/wait", "A signal answers callbacks and signals only.")
     if not _answer(signal, str(wait.run_id), str(wait.pk), actor=caller.actor()):
+        if (taken := _taken(signal)) is not None and taken["state"] == "matched":
+            raise Refusal("wait_closed", "This signal has answered a wait already.", signal_id=str(signal.pk))
         raise Refusal(
             "wait_closed", "This wait needs no answer any more.", wait=selectors.get_wait(caller, str(wait.pk))
         )
@@ -651,13 +676,10 @@ def _refused_agent(caller: Caller, run_id: str, subject: str, operation: str) ->
 def decide(caller: Caller, wait_id: str, body: cmd.Decide) -> Json:
     """A person's structured answer to one version of one wait. The decision, with what became of wait and run."""
 
+    _bounded({"arguments": body.arguments, "response": body.response, "conditions": body.conditions, "seen": body.seen})
+
     def work(draft: Draft, wait: WaitState) -> str:
-        given = body
-        if body.arguments is not None and wait.ask is not None and draft.policy.secret:
-            shown = (wait.ask.get("effect") or {}).get("arguments") or {}
-            arguments = seal.unmask(body.arguments, shown, seal.tails(draft.policy.secret), "/arguments")
-            given = _with_arguments(body, arguments)
-        return waiting.decide(draft, wait.id, given)
+        return waiting.decide(draft, wait.id, replace(body, arguments=_unmasked(draft, wait, body.arguments)))
 
     decision_id, draft, wait_id = _wait_change(caller, wait_id, "decide", "viewer", work)
     made = draft.state.decisions[decision_id]
@@ -667,10 +689,16 @@ def decide(caller: Caller, wait_id: str, body: cmd.Decide) -> Json:
     return dict(_reveal(draft, caller, answer))
 
 
-def _with_arguments(body: cmd.Decide, arguments: Json) -> cmd.Decide:
-    from msgspec.structs import replace
-
-    return replace(body, arguments=arguments)
+def _unmasked(draft: Draft, wait: WaitState | None, arguments: Json | None, pointer: str = "/arguments") -> Json | None:
+    """Arguments as a person sent them, with what covers of secrets stand for. A cover that covers nothing is 422."""
+    if arguments is None or not draft.policy.secret:
+        return arguments
+    shown = ((wait.ask if wait else None) or {}).get("effect") or {}
+    ends = seal.tails(draft.policy.secret)
+    found: Json = seal.unmask(arguments, shown.get("arguments") or {}, ends, "/arguments")
+    if seal.masked(found):
+        raise invalid(pointer, f"{seal.MASK} stands for a value that is not shown, and there is none here.")
+    return found
 
 
 def _wait_answer(caller: Caller, draft: Draft, wait_id: str) -> Json:
@@ -752,6 +780,13 @@ def comment_wait(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
     return _wait_answer(caller, draft, wait_id)
 
 
+def _bounded(parts: Json) -> None:
+    """What people send along is inline data of one event, too: at most 16 KiB each."""
+    for name, part in parts.items():
+        if part is not None:
+            check_inline(part, f"/{name}")
+
+
 # -- people hold the wheel
 
 
@@ -781,7 +816,16 @@ def takeover(caller: Caller, run_id: str, body: cmd.Reasoned) -> Json:
 
 
 def handback(caller: Caller, run_id: str, body: cmd.Handback) -> Json:
-    return _run_change(caller, run_id, "handback", lambda draft: core.handback(draft, body), settles=True)
+    _bounded({"checkpoint": body.checkpoint, **{f"answers/{i}": each for i, each in enumerate(body.answers)}})
+
+    def work(draft: Draft) -> None:
+        answers = [
+            replace(answer, arguments=_unmasked(draft, draft.state.wait_by_id(answer.wait), answer.arguments))
+            for answer in body.answers
+        ]
+        core.handback(draft, replace(body, answers=answers))
+
+    return _run_change(caller, run_id, "handback", work, settles=True)
 
 
 def terminate(caller: Caller, run_id: str, body: cmd.Reasoned) -> Json:
@@ -793,10 +837,12 @@ def retry(caller: Caller, run_id: str, body: cmd.Retry) -> Json:
 
 
 def clear(caller: Caller, run_id: str, body: cmd.Clear) -> Json:
+    _bounded({"checkpoint": body.checkpoint})
     return _run_change(caller, run_id, "clear", lambda draft: core.clear(draft, body), settles=True)
 
 
 def reconcile(caller: Caller, run_id: str, key: str, body: cmd.Reconcile) -> Json:
+    _bounded({"receipt": body.receipt})
     return _run_change(caller, run_id, "reconcile", lambda draft: core.reconcile(draft, key, body), settles=True)
 
 

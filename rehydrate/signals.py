@@ -9,6 +9,7 @@ from typing import Any
 from django.db import connection
 from django.db.models import F, Q, QuerySet
 
+from rehydrate import seal
 from rehydrate.core.state import Run
 from rehydrate.models import Signal, Wait
 from rehydrate.shapes import instant
@@ -36,16 +37,15 @@ def lock(workspace: str, name: str, places: list[str]) -> None:
             )
 
 
-def buffered_for(run: Run, name: str, correlation: str | None) -> Signal | None:
-    """The oldest signal that came before its wait and fits it; by sequence where the sender counts."""
+def buffered_for(run: Run, name: str, correlation: str | None) -> list[Signal]:
+    """The signals that came before their wait and fit it, the oldest first; by sequence where the sender counts."""
     aimed = Q(run_id=run.id) | Q(flow=run.flow, external_id=run.external_id)
     if correlation is not None:
         aimed |= Q(correlation=correlation)
-    return (
+    return list(
         Signal.objects.filter(aimed, workspace_id=run.workspace_id, name=name, state__in=["buffered", "received"])
         .filter(Q(flows=["*"]) | Q(flows__contains=[run.flow]))
-        .order_by(F("sequence").asc(nulls_last=True), "received_at", "id")
-        .first()
+        .order_by(F("sequence").asc(nulls_last=True), "received_at", "id")[:20]
     )
 
 
@@ -83,6 +83,15 @@ def newer_known(signal: Signal) -> bool:
     return False
 
 
+def sealed(payload: Any) -> str | None:
+    """What a signal brings, as it is kept: encrypted, since it may hold what a flow calls secret."""
+    return None if payload is None else seal.encrypt(payload).decode("ascii")
+
+
+def payload_of(signal: Signal) -> Any:
+    return None if signal.sealed is None else seal.decrypt(signal.sealed)
+
+
 def as_answer(signal: Signal) -> dict[str, Any]:
     """The signal as it is kept with the wait it answered."""
     return {
@@ -90,7 +99,7 @@ def as_answer(signal: Signal) -> dict[str, Any]:
         "name": signal.name,
         "sender": signal.sender,
         "sender_id": signal.sender_id,
-        "payload": signal.payload,
+        "payload": payload_of(signal),
         "occurred_at": instant(signal.occurred_at),
         "sequence": signal.sequence,
         "received_at": instant(signal.received_at),

@@ -305,7 +305,7 @@ class OpenRun(Body, frozen=True):
     labels: Annotated[dict[str, Line], Meta(max_length=50)] = {}
     requested_by: Name | None = None
     trace_id: Line | None = None
-    events: list[Any] = []
+    events: Annotated[list[Any], Meta(max_length=1000)] = []
 
 
 class Append(Body, frozen=True):

@@ -11,6 +11,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from rehydrate.core.state import ATTENTION
 from rehydrate.ids import uuid7
 
 
@@ -408,14 +409,11 @@ class Effect(models.Model):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "key"], name="effect_once")]
         indexes = [
-            # planning: another key with the same fingerprint in the same run
+            # planning: another key with the same fingerprint in the same run, as it is or as it was first planned
             models.Index(fields=["run", "fingerprint"], name="effect_twin"),
+            models.Index(fields=["run", "first_fingerprint"], name="effect_first_twin"),
             # the append path: what needs attention
-            models.Index(
-                fields=["run"],
-                condition=Q(state__in=["planned", "started", "unknown", "compensating", "compensation_unknown"]),
-                name="effect_attention",
-            ),
+            models.Index(fields=["run"], condition=Q(state__in=list(ATTENTION)), name="effect_attention"),
             # the inbox's scope "unknown outcome"
             models.Index(
                 fields=["updated_at"], condition=Q(state__in=["unknown", "compensation_unknown"]), name="effect_unknown"

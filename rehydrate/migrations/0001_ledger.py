@@ -639,9 +639,16 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="effect",
+            index=models.Index(fields=["run", "first_fingerprint"], name="effect_first_twin"),
+        ),
+        migrations.AddIndex(
+            model_name="effect",
             index=models.Index(
                 condition=models.Q(
-                    ("state__in", ["planned", "started", "unknown", "compensating", "compensation_unknown"])
+                    (
+                        "state__in",
+                        ["planned", "failed", "started", "unknown", "compensating", "compensation_unknown"],
+                    )
                 ),
                 fields=["run"],
                 name="effect_attention",

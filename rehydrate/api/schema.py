@@ -4,6 +4,7 @@ import functools
 from typing import Any, Final
 
 import msgspec
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 from drf_spectacular.generators import SchemaGenerator
@@ -148,7 +149,7 @@ class Generator(SchemaGenerator):
                     "session": {
                         "type": "apiKey",
                         "in": "cookie",
-                        "name": "rehydrate_session",
+                        "name": settings.SESSION_COOKIE_NAME,
                         "description": "The browser's session; changes need the CSRF token as well.",
                     },
                 },

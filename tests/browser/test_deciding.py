@@ -98,6 +98,7 @@ def test_a_draft_comes_back_after_the_dialog_was_closed(bot: Agent, sits_down: S
     page.get_by_role("dialog").get_by_label("Reason").fill("Because of")
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
+    page.wait_for_function("!document.activeElement.closest('dialog')")  # where the eye went, focus goes too
     page.keyboard.press("r")
     expect(page.get_by_role("dialog").get_by_label("Reason")).to_have_value("Because of")
 

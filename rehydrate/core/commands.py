@@ -49,8 +49,8 @@ class AgentInfo(Body, frozen=True):
 
 
 class Amount(Body, frozen=True):
-    value: Annotated[str, Meta(pattern=r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,9})?$")]
-    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}$")]
+    value: Annotated[str, Meta(pattern=r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,9})?$(?!\n)")]
+    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}$(?!\n)")]
 
 
 class Error(Body, frozen=True):

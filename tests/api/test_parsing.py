@@ -219,6 +219,15 @@ def test_events_are_pointed_at_by_their_place(event: Any, pointer: str) -> None:
     assert (refusal.code, pointers(refusal)) == ("invalid", [pointer])
 
 
+@pytest.mark.parametrize(
+    ("value", "currency"), [("1\n", "EUR"), ("1", "EUR\n"), ("1,0", "EUR"), ("1", "eur"), (1, "EUR")]
+)
+def test_money_is_a_string_amount_and_a_currency(value: Any, currency: str) -> None:
+    event = {"type": "effect.planned", "key": "k", "system": "s", "action": "a"}
+    assert event_refused({**event, "amount": {"value": value, "currency": currency}}).code == "invalid"
+    assert parsing.parse_event({**event, "amount": {"value": "-12.50", "currency": "EUR"}}, 0)
+
+
 def test_events_are_structs() -> None:
     event = parsing.parse_event({"type": "paused", "waits": [{"key": "a", "from": "ACME"}]}, 0)
     assert isinstance(event, commands.Paused)

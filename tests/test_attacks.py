@@ -448,6 +448,15 @@ def test_a_conflicting_retry_safe_effect_does_not_run_again(bot: Agent, dave: Pe
     run.start("c", arguments=charge["arguments"]).refused(409, "effect_unknown")
 
 
+def test_the_same_act_reported_under_another_key_is_an_alarm(bot: Agent) -> None:
+    mail = effect("m", "mail.send")
+    run = bot.open(*done(mail, "x1"))
+    run.do({**mail, **executed("m2", "x2")})
+    assert run.state("m2") == "executed"
+    assert run.effect("m")["repeated"] == 1
+    assert len(run.events("effect.repeated")) == 1
+
+
 def test_a_receipt_with_a_wrong_digest_is_kept(bot: Agent) -> None:
     run = bot.open()
     got = run.append(
@@ -621,6 +630,17 @@ def test_a_mask_is_never_taken_for_a_value(bot: Agent, bob: Person, world: World
     run = bot.open(pay(arguments={"amount": "100.00"}), flow="payout")
     wait = run.pause(approval(effect="p"))
     bob.decide(wait, "edit", arguments={"amount": "100.00", "iban": "••••••"}).refused(422, "invalid")
+
+
+def test_what_does_not_fit_the_schema_is_not_told_where_it_is_masked(bot: Agent, bob: Person, world: World) -> None:
+    world.apply(SECRETIVE)
+    run = bot.open(pay(), flow="payout")
+    schema = {"properties": {"iban": {"pattern": "^X"}}}
+    wait = run.pause(approval(effect="p", ask={"schema": schema}))
+    shown = bob.get(f"/waits/{wait['id']}").ok()["ask"]["effect"]["arguments"]
+    refused = bob.decide(wait, "edit", arguments={**shown, "amount": "1.00"})
+    refused.refused(422, "invalid")
+    assert IBAN not in refused.raw.decode()
 
 
 def test_whole_arguments_may_be_secret(bot: Agent, bob: Person, world: World) -> None:

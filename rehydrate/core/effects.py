@@ -509,9 +509,14 @@ def _executed_unplanned(
 ) -> ev.Recorded:
     plan(draft, event, pointer, receipt=True)
     effect = draft.state.effects[event.key]
-    return draft.add(
+    recorded = draft.add(
         ev.EffectExecuted(key=event.key, receipt=receipt, late=late, sanitised=sanitised, despite=not effect.authorised)
     )
+    for twin in list(draft.state.effects.values()):
+        same = twin.key != effect.key and effect.fingerprint in (twin.fingerprint, twin.first_fingerprint)
+        if same and twin.state in DONE and not effect.repeat:  # the same act twice, under two keys
+            draft.by_ledger(ev.EffectRepeated(key=twin.key, receipt=receipt, late=late))
+    return recorded
 
 
 def _finding(effect: Effect) -> dict[str, Any] | None:

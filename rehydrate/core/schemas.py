@@ -16,7 +16,7 @@ def _never(uri: str) -> Any:
 
 
 def _validator(schema: dict[str, Any]) -> Any:
-    return jsonschema_rs.validator_for(schema, retriever=_never, pattern_options=_PATTERNS)
+    return jsonschema_rs.validator_for(schema, retriever=_never, pattern_options=_PATTERNS, mask="This")
 
 
 #: How many parts a schema may unfold to when each reference is followed: checking a value takes that much work.

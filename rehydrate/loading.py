@@ -142,7 +142,7 @@ def load_runs(
         rows = cursor.fetchall()
     loaded: dict[str, Loaded] = {}
     for run_id, now, number, waits, effects in rows:
-        run = msgspec.convert(runs[str(run_id)], Run)
+        run = run_of(runs[str(run_id)])
         state = State(
             run,
             {wait.key: wait for wait in structs(waits, Wait)},
@@ -153,6 +153,11 @@ def load_runs(
         pinned = policy if run.policy == number else policy_of(run.workspace_id, run.flow, run.policy)
         loaded[run.id] = Loaded(state, now, number, policy, pinned)
     return loaded
+
+
+def run_of(row: dict[str, Any]) -> Run:
+    """A run's row as it comes from to_jsonb, unsealed."""
+    return msgspec.convert(seal.unseal(row, row.get("sealed")), Run)
 
 
 def structs(rows: Any, kind: type[T]) -> list[T]:

@@ -187,6 +187,7 @@ class Run(models.Model):
     updated_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True)
     result = models.JSONField(null=True)
+    sealed = models.TextField(null=True)  # the secret fields of the columns above, encrypted
 
     class Meta:
         constraints = [

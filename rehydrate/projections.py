@@ -53,10 +53,16 @@ def _insert(table: str, columns: list[str], end: str = "") -> str:
 
 
 _RUN: Final = _columns(Run)
-_INSERT_RUN: Final = _insert("rehydrate_run", _RUN)
+#: What of a run an agent or a person may have written secrets into.
+_SEALABLE: Final = ("checkpoint", "result", "last_error", "cancelled", "labels")
+_INSERT_RUN: Final = _insert("rehydrate_run", [*_RUN, "sealed"])
 _UPDATE_RUN: Final = (
     "UPDATE rehydrate_run t SET "
-    + ", ".join(f'"{column}" = x."{column}"' for column in _RUN if column not in ("id", "workspace_id", "created_at"))
+    + ", ".join(
+        f'"{column}" = x."{column}"'
+        for column in [*_RUN, "sealed"]
+        if column not in ("id", "workspace_id", "created_at")
+    )
     + " FROM jsonb_populate_recordset(null::rehydrate_run, %s::jsonb) x WHERE t.id = x.id"
 )
 _EVENT: Final = [
@@ -124,19 +130,28 @@ def _row(struct: Struct, secret: tuple[str, ...]) -> dict[str, Any]:
     return {**row, "sealed": sealed}
 
 
+def _run_row(run: Run, secret: tuple[str, ...]) -> Run | dict[str, Any]:
+    """A run as its row; the struct itself where nothing is secret, which is written the same and quicker."""
+    if not secret:
+        return run
+    row = msgspec.to_builtins(run)
+    kept, sealed = seal.seal({name: row[name] for name in _SEALABLE}, secret)
+    return {**row, **kept, "sealed": sealed}
+
+
 def save(changes: list[Change]) -> None:
     """Events and projections of many runs, in one statement (two where a timer is set anew). The runs are locked, or
     new.
     """
-    new: list[Run] = []
-    old: list[Run] = []
+    new: list[Run | dict[str, Any]] = []
+    old: list[Run | dict[str, Any]] = []
     events: list[dict[str, Any]] = []
     parts: dict[str, list[dict[str, Any]]] = {"waits": [], "effects": [], "decisions": [], "refs": []}
     for change in changes:
         rows, last = event_rows(change)
         events += rows
         run = msgspec.structs.replace(change.after.run, last_hash=last)
-        (new if change.before is None else old).append(run)
+        (new if change.before is None else old).append(_run_row(run, change.secret))
         for name, found in rows_of(change.before, change.after, change.secret).items():
             parts[name] += found
     fired, gone, pending = _timer_rows(changes)

@@ -338,7 +338,7 @@ def _covers_of(caller: Caller, run: Run, row: Json) -> tuple[str, ...]:
 
 
 def _run_item(caller: Caller, row: Json) -> Json:
-    run = msgspec.convert(row, Run)
+    run = loading.run_of(row)
     policy = _pinned(run)
     shape = {
         **shapes.run_brief(run),
@@ -349,7 +349,7 @@ def _run_item(caller: Caller, row: Json) -> Json:
 
 
 def _wait_item(caller: Caller, row: Json, run_row: Json) -> Json:
-    run = msgspec.convert(run_row, Run)
+    run = loading.run_of(run_row)
     wait = msgspec.convert(seal.unseal(row, row.get("sealed")), Wait)
     secrets = not caller.is_person or caller.may(run.workspace_id, "operator")
     shape = shapes.wait(wait, callback_base=settings.PUBLIC_URL, secrets=secrets)
@@ -581,7 +581,7 @@ def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limi
         for row in rows:
             item = _run_item(caller, row["run"])
             item["effects"] = [shapes.effect(e) for e in loading.structs(row["effects"], Effect)]
-            run = msgspec.convert(row["run"], Run)
+            run = loading.run_of(row["run"])
             results.append({"wait": None, "run": seal.mask(item, _covers_of(caller, run, row["run"]))})
     return {"results": results, "next": more, "total": total}
 

@@ -611,6 +611,18 @@ def test_what_a_signal_brings_is_as_secret_as_the_flow_says(bot: Agent, bob: Per
     assert _nowhere_in_clear(IBAN) == []
 
 
+def test_a_secret_of_a_checkpoint_or_a_result_is_nowhere_in_clear(bot: Agent, bob: Person, world: World) -> None:
+    world.apply(SECRETIVE.replace('"/payload/iban"', '"/data/iban", "/result/data/iban"'))
+    run = bot.open(checkpoint("a", data={"iban": IBAN}), flow="payout", at=None)
+    assert _nowhere_in_clear(IBAN) == []
+    assert run.look()["checkpoint"]["data"] == {"iban": IBAN}
+    for path in (f"/runs/{run.id}", "/runs"):
+        assert IBAN not in bob.get(path).raw.decode()
+    run.do(ev("completed", result={"ref": "r", "data": {"iban": IBAN}}))
+    assert _nowhere_in_clear(IBAN) == []
+    assert run.look()["result"]["data"] == {"iban": IBAN}
+
+
 def test_a_hand_back_keeps_secrets_and_takes_no_mask_for_a_value(bot: Agent, alice: Person, world: World) -> None:
     world.apply(SECRETIVE)
     run = bot.open(pay(), flow="payout")

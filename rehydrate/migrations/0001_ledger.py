@@ -124,6 +124,7 @@ class Migration(migrations.Migration):
                 ("updated_at", models.DateTimeField()),
                 ("ended_at", models.DateTimeField(null=True)),
                 ("result", models.JSONField(null=True)),
+                ("sealed", models.TextField(null=True)),
             ],
         ),
         migrations.CreateModel(

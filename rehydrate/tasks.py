@@ -20,6 +20,7 @@ TICK_LASTS = 95.0
 
 def tick() -> None:
     """Does what is due, again and again, for the length of a tick or until the supervisor stops."""
+    engine.tidy()
     end = time.monotonic() + TICK_LASTS
     while time.monotonic() < end and not _stopping():
         try:

@@ -157,10 +157,3 @@ def _replay(request: Request) -> HttpResponse:
 
 def _is_live(run_id: Any, epoch: int) -> bool:
     return Run.objects.filter(pk=run_id, epoch=epoch, lease_expires_at__gt=clock.now()).exists()
-
-
-def forget_old(*, at_most: int = 10_000) -> int:
-    """Deletes answers whose seven days are over, for a sweeper; how many."""
-    old = IdempotencyRecord.objects.filter(created_at__lt=clock.now() - KEPT_FOR).values("pk")[:at_most]
-    deleted, _ = IdempotencyRecord.objects.filter(pk__in=old).delete()
-    return deleted

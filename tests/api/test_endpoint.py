@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 from django.db import OperationalError, connection, connections
 from django.test import Client
 
-from rehydrate import keys
-from rehydrate.api import endpoint, idempotency, limits, problems
+from rehydrate import engine, keys
+from rehydrate.api import endpoint, limits, problems
 from rehydrate.api.endpoint import Answer, Paged, get, post, resource
 from rehydrate.api.idempotency import Grant
 from rehydrate.callers import Caller
@@ -432,12 +432,12 @@ def test_after_seven_days_a_key_is_new(client: Client, bot_key: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute("UPDATE rehydrate_idempotencyrecord SET created_at = created_at - interval '6 days 23 hours'")
         assert send(client, bot_key, {"name": "pay"}, **{"Idempotency-Key": "k-1"}).json() == {"count": 1}
-        assert idempotency.forget_old() == 0
+        assert engine.tidy() == 0
         cursor.execute("UPDATE rehydrate_idempotencyrecord SET created_at = created_at - interval '1 hour'")
     assert send(client, bot_key, {"name": "pay"}, **{"Idempotency-Key": "k-1"}).json() == {"count": 2}
     with connection.cursor() as cursor:
         cursor.execute("UPDATE rehydrate_idempotencyrecord SET created_at = created_at - interval '7 days 1 second'")
-    assert idempotency.forget_old() == 1
+    assert engine.tidy() == 1
 
 
 def test_a_long_poll_keeps_what_it_found_and_nothing_else(client: Client, bot_key: str) -> None:

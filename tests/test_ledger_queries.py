@@ -211,12 +211,9 @@ def _statements(work: Callable[[], Any]) -> int:
 
 def test_a_run_with_everything_in_three(cast: Cast) -> None:
     run = cast.open(*(plan(f"e{n}") for n in range(20)), ev("external_ref", system="erp", id="1"))
-    for read in (
-        lambda: selectors.get_run(cast.people["dave"], run.id),
-        lambda: selectors.get_run(cast.bot, run.id),
-    ):
+    for caller in (cast.people["dave"], cast.bot):
         with costs(3, commits=0):
-            read()
+            selectors.get_run(caller, run.id)
     with costs(2, commits=0):
         selectors.get_verdict(cast.bot, run.id)
     with costs(2, commits=0):

@@ -1,0 +1,1 @@
+"""Several at once: real threads, each with its own connection, and real commits."""

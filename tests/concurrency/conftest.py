@@ -1,0 +1,41 @@
+"""All of these commit for real; each has a fresh cast, and a stage on which the order of things can be set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.ledger_cast import Cast
+
+    from .stage import Stage
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = str(Path(__file__).parent)
+    for item in items:
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.django_db(transaction=True))
+
+
+@pytest.fixture
+def cast() -> Cast:
+    from tests.ledger_cast import Cast
+
+    return Cast()
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    from .stage import Stage
+
+    made = Stage(monkeypatch)
+    try:
+        yield made
+    finally:
+        for gate in made.gates:
+            gate.set()
+        made.pool.shutdown(wait=True)

@@ -1,0 +1,94 @@
+"""How things are made to happen at once, or in a given order: barriers and events, never a sleep."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from tests.conftest import eventually
+
+Answer = Any
+PATIENCE = 30
+
+
+def _own_connection(call: Callable[[], Any]) -> Answer:
+    """The call's answer, or what it raised; its thread's connection is given back."""
+    try:
+        return call()
+    except Exception as error:  # the test looks at it
+        return error
+    finally:
+        connections.close_all()
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Answer]:
+    """All of these at the same instant. Their answers in order; what a call raised is its answer."""
+    gate = threading.Barrier(len(calls))
+
+    def one(call: Callable[[], Any]) -> Answer:
+        gate.wait(PATIENCE)
+        return _own_connection(call)
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(PATIENCE) for future in [pool.submit(one, call) for call in calls]]
+
+
+class Stage:
+    """Lets a call run up to a certain point of the program and stand there until it is let go on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.patch = patch
+        self.pool = ThreadPoolExecutor(8)
+        self.gates: list[threading.Event] = []
+
+    def start(self, call: Callable[[], Any]) -> Future[Any]:
+        return self.pool.submit(_own_connection, call)
+
+    def held(
+        self, call: Callable[[], Any], owner: Any, name: str, *, after: bool = False
+    ) -> tuple[Future[Any], Callable[[], None]]:
+        """Starts the call and comes back when it stands before (or after) `owner.name`; with what lets it go on."""
+        reached, go = threading.Event(), threading.Event()
+        self.gates.append(go)
+        original = getattr(owner, name)
+        who: list[int] = []
+
+        def stop(*args: Any, **kwargs: Any) -> Any:
+            mine = threading.get_ident() in who and not reached.is_set()
+            if mine and not after:
+                reached.set()
+                assert go.wait(PATIENCE)
+            result = original(*args, **kwargs)
+            if mine and after:
+                reached.set()
+                assert go.wait(PATIENCE)
+            return result
+
+        self.patch.setattr(owner, name, stop)
+
+        def named() -> Any:
+            who.append(threading.get_ident())
+            return call()
+
+        future = self.start(named)
+        assert reached.wait(PATIENCE), f"{name} was not reached: {future}"
+        return future, go.set
+
+    def blocked(self, call: Callable[[], Any]) -> Future[Any]:
+        """Starts the call and comes back when the database makes it wait for a lock."""
+        before = _waiting()
+        future = self.start(call)
+        eventually(lambda: future.done() or _waiting() > before, what="a call that waits for a lock")
+        assert not future.done(), f"it was to wait, and did not: {future.result()}"
+        return future
+
+
+def _waiting() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return int(cursor.fetchone()[0])

@@ -46,15 +46,17 @@ def change(
     check: Callable[[Run], None] | None = None,
     rescue: Callable[[Draft, Refusal], None] | None = None,
     after: Callable[[Draft], None] | None = None,
+    within: bool = False,
 ) -> tuple[R, Draft]:
     """Do `work` on a locked run and commit it with its events. Raises the Refusal of `work`, after recording what
     matters.
 
     `check` looks at the run before anything happens (walls, roles) and raises; `rescue` records what is kept of a
-    refused batch (receipts); `after` runs in the transaction once all is decided (opaque state).
+    refused batch (receipts); `after` runs in the transaction once all is decided (opaque state). `within` says that the
+    caller's transaction holds the run's lock and ends with this change, so that no savepoint is needed.
     """
     named: dict[str, Any] = {"keys": keys, "wait_keys": wait_keys, "wait_ids": wait_ids, "prints": prints}
-    with transaction.atomic():
+    with transaction.atomic(savepoint=not within):
         loaded = loading.load_runs([run_id], full=full, **named).get(run_id)
         if loaded is None:
             raise not_found("run")
@@ -63,8 +65,9 @@ def change(
         try:
             result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
         except NeedsAllEffects:
-            found = loading.load_runs([run_id], full=True, **named)
-            result, draft, refused = _attempt(found[run_id], work, actor, operation, rescue)
+            # What is saved is the difference to this state: against the part, every row of the run would be written.
+            loaded = loading.load_runs([run_id], full=True, **named)[run_id]
+            result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
         _save(loaded, draft)
         if after is not None and refused is None:
             after(draft)

@@ -215,7 +215,7 @@ def append_events(caller: Caller, run_id: str, body: cmd.Append) -> Json:
         if kept:
             refusal.extra["recorded"] = kept
 
-    named = _named([*parsed, *(receipt[0] for receipt in receipts if receipt is not None)])
+    named: Json = _named([*parsed, *(receipt[0] for receipt in receipts if receipt is not None)])
     _, draft = ledger.change(
         run_id,
         work,
@@ -430,7 +430,7 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
             run_id = claims.next_claimable(workspace, flows, body.agent, passed)
             if run_id is not None:
                 found, draft = ledger.change(
-                    run_id, lambda draft: core.claim(draft, body), actor=caller.actor(), operation="claim"
+                    run_id, lambda draft: core.claim(draft, body), actor=caller.actor(), operation="claim", within=True
                 )
                 if found is not None:
                     return _envelope(draft, found)

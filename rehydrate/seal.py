@@ -59,7 +59,7 @@ def _walk(
     if called.endswith(ends) and value is not None:
         return swap(path, value)
     if isinstance(value, dict):
-        aim = _aim(value)
+        aim = _aim(value, ends)
         return {
             key: _walk(
                 child,
@@ -78,11 +78,15 @@ def _walk(
 _OPS: Final = frozenset({"==", "!=", "<", "<=", ">", ">=", "in", "not_in", "exists"})
 
 
-def _aim(value: dict[str, Any]) -> str | None:
-    """Where a condition `{pointer, op, value}` points: its value tells as much as the field itself."""
-    if isinstance(value.get("pointer"), str) and value.get("op") in _OPS and "value" in value:
-        return f"/arguments{value['pointer']}"
-    return None
+def _aim(value: dict[str, Any], ends: tuple[str, ...]) -> str | None:
+    """Where a condition `{pointer, op, value}` points: its value tells as much as the field itself, or as the secret
+    that the field is a part of.
+    """
+    if not (isinstance(value.get("pointer"), str) and value.get("op") in _OPS and "value" in value):
+        return None
+    aim = f"/arguments{value['pointer']}"
+    places = [aim[:end] for end in range(len(aim) + 1) if aim[end : end + 1] in ("/", "")]
+    return next((place for place in places if place.endswith(ends)), aim)
 
 
 def mask(value: Any, ends: tuple[str, ...]) -> Any:

@@ -266,9 +266,29 @@ def test_the_tables_are_what_the_events_say(story: Callable[[Cast, Any], Run], c
     proved(story(cast, clock))
 
 
-def test_no_secret_is_in_clear_in_any_table(cast: Cast, clock: Any) -> None:
-    for story in (an_approval_with_an_edit_and_a_secret, a_person_takes_over):
-        story(cast, clock)
+def a_condition_on_a_secret(cast: Cast, clock: Any) -> Run:
+    """Neither the condition's value, nor what the person saw, nor the refusal shows it."""
+    run = cast.open()
+    run.pause(approval(effect=plan("k", "order", arguments={"n": 1, "iban": IBAN})))
+    conditions = [{"pointer": "/iban", "op": "==", "value": IBAN}]
+    run.decide("legal", "approve_with_conditions", conditions=conditions, seen={"ask": run.wait("legal").ask})
+    run.rehydrate()
+    with pytest.raises(Refusal):
+        run.append(ev("effect.started", key="k", arguments={"n": 1, "iban": "another"}))
+    return run
+
+
+@pytest.mark.parametrize(
+    "story",
+    [an_approval_with_an_edit_and_a_secret, a_person_takes_over, a_condition_on_a_secret],
+    ids=lambda story: story.__name__,
+)
+@pytest.mark.parametrize("secret", ["/ask/effect/arguments/iban", "/ask/effect/arguments"])
+def test_no_secret_is_in_clear_in_any_table(
+    story: Callable[[Cast, Any], Run], secret: str, cast: Cast, clock: Any
+) -> None:
+    cast.policy({**FLOW, "secret": [secret]})
+    proved(story(cast, clock))
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"

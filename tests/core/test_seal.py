@@ -65,6 +65,25 @@ def test_only_the_whole_name_counts() -> None:
     assert seal.seal(other, ENDS)[1] is None
 
 
+@pytest.mark.parametrize(
+    ("secret", "pointer", "hidden"),
+    [
+        ("/arguments/iban", "/iban", True),
+        ("/arguments/bank", "/bank/iban", True),
+        ("/ask/effect/arguments", "/n", True),
+        ("/arguments/bank", "/bank2/iban", False),
+        ("/arguments/bank/iban", "/bank", False),
+    ],
+)
+def test_a_condition_tells_as_much_as_the_field_it_points_at(secret: str, pointer: str, hidden: bool) -> None:
+    condition = {"pointer": pointer, "op": "==", "value": IBAN}
+    shown = seal.mask({"conditions": [condition]}, seal.tails([secret]))["conditions"][0]
+    assert (shown["value"] == seal.MASK) is hidden
+    sealed, kept = seal.seal({"conditions": [dict(condition)]}, seal.tails([secret]))
+    assert (IBAN not in json.dumps(sealed)) is hidden
+    assert seal.unseal(sealed, kept) == {"conditions": [condition]}
+
+
 def test_covered_for_those_who_may_not_see(payload: dict[str, Any]) -> None:
     shown = seal.mask(payload, ENDS)
     assert shown["arguments"] == {"iban": seal.MASK, "n": 1}

@@ -327,6 +327,7 @@ def _link(url: Any, text: Any) -> SafeString | str:
 class _Linker(Urlizer):
     """Django's, for whole http(s) addresses only; as careful as `_link`."""
 
+    trailing_punctuation_chars = Urlizer.trailing_punctuation_chars + "”’»。，、；：！？）】》"
     simple_url_2_re = re.compile(r"(?!)")
     url_template = '<a href="{href}" rel="noopener noreferrer nofollow" target="_blank"{attrs}>{url}</a>'
 

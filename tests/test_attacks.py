@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 
 from rehydrate import callers, engine, ledger, signals
-from rehydrate.core import schemas
+from rehydrate.core import decide, schemas
 from rehydrate.models import Run as RunRow
 from rehydrate.models import Signal
 
@@ -485,7 +485,7 @@ def test_a_signal_that_two_people_assign_at_once_answers_one_wait(bot: Agent, da
     waits = [run.pause(awaits("documents", correlation="c1")) for run in runs]
     signal_id = bot.signal("s1", "documents", correlation="c1").refused(409, "ambiguous_signal")["signal_id"]
     answers = at_once(
-        *[lambda wait=wait: dave.post(f"/signals/{signal_id}/assign", {"wait": wait["id"]}) for wait in waits]  # type: ignore[misc]
+        *[lambda wait=wait: dave.post(f"/signals/{signal_id}/assign", {"wait": wait["id"]}) for wait in waits]
     )
     assert sorted(a.status for a in answers) in ([200, 409], [202, 409])
     assert sorted(run.outcome for run in runs) == ["continue", "wait"]
@@ -818,14 +818,14 @@ def test_one_broken_run_does_not_hold_up_the_others(bot: Agent, clock: Any, monk
     broken.pause(timer(due_in=5))
     fine.pause(timer(due_in=10))
     clock.advance(seconds=11)
-    real = ledger.decide.apply_overdue
+    real = decide.apply_overdue
 
     def fails(draft: Any) -> None:
         if draft.run.id == broken.id:
             raise ValueError("this run cannot be read")
         real(draft)
 
-    monkeypatch.setattr(ledger.decide, "apply_overdue", fails)
+    monkeypatch.setattr(decide, "apply_overdue", fails)
     engine.tick()
     assert RunRow.objects.get(pk=fine.id).status == "ready"
 

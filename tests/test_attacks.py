@@ -12,7 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connection
 
-from rehydrate import callers, engine, ledger, signals
+from rehydrate import callers, engine, signals
 from rehydrate.core import decide, schemas
 from rehydrate.models import Run as RunRow
 from rehydrate.models import Signal

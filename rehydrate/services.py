@@ -3,13 +3,14 @@
 Dicts in the contract's shapes.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
 from django.conf import settings
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, InterfaceError, OperationalError, transaction
 from msgspec.structs import replace
 
 from rehydrate import claims, clock, ledger, seal, selectors, shapes, signals
@@ -25,6 +26,8 @@ from rehydrate.core.refusals import Refusal, invalid, not_found
 from rehydrate.core.state import Run, State
 from rehydrate.core.state import Wait as WaitState
 from rehydrate.models import CheckpointState, Signal, Wait
+
+log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
@@ -426,16 +429,29 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
     passed: list[str] = []
     caught_up = False
     while True:
-        with transaction.atomic():
-            run_id = claims.next_claimable(workspace, flows, body.agent, passed)
-            if run_id is not None:
-                found, draft = ledger.change(
-                    run_id, lambda draft: core.claim(draft, body), actor=caller.actor(), operation="claim", within=True
-                )
-                if found is not None:
-                    return _envelope(draft, found)
-                passed.append(run_id)
-                continue
+        run_id: str | None = None
+        try:
+            with transaction.atomic():
+                run_id = claims.next_claimable(workspace, flows, body.agent, passed)
+                if run_id is not None:
+                    found, draft = ledger.change(
+                        run_id,
+                        lambda draft: core.claim(draft, body),
+                        actor=caller.actor(),
+                        operation="claim",
+                        within=True,
+                    )
+                    if found is not None:
+                        return _envelope(draft, found)
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception:
+            if run_id is None:
+                raise
+            log.exception("run %s cannot be claimed", run_id)  # and holds up no other
+        if run_id is not None:
+            passed.append(run_id)
+            continue
         if caught_up:
             return None
         # Rule 6: a lapsed lease or a due timer counts even if no sweeper came by yet.

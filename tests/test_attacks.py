@@ -830,6 +830,21 @@ def test_one_broken_run_does_not_hold_up_the_others(bot: Agent, clock: Any, monk
     assert RunRow.objects.get(pk=fine.id).status == "ready"
 
 
+def test_one_broken_run_does_not_hold_up_the_claims_of_others(bot: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, fine = bot.open(), bot.open()
+    broken.release().ok()
+    fine.release().ok()
+    real = decide.apply_overdue
+
+    def fails(draft: Any) -> None:
+        if draft.run.id == broken.id:
+            raise ValueError("this run cannot be read")
+        real(draft)
+
+    monkeypatch.setattr(decide, "apply_overdue", fails)
+    assert bot.claim().ok()["run"]["id"] == fine.id
+
+
 # -- the end
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from django.conf import settings
-from django.db import IntegrityError, InterfaceError, OperationalError, transaction
+from django.db import IntegrityError, InterfaceError, OperationalError, connection, transaction
 from msgspec.structs import replace
 
 from rehydrate import claims, clock, ledger, seal, selectors, shapes, signals
@@ -422,7 +422,14 @@ def claim(caller: Caller, body: cmd.Claim) -> Json | None:
         envelope = _claim_once(caller, workspace, flows, body)
         if envelope is not None or time.monotonic() >= end:
             return envelope
-        time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
+        rest(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
+
+
+def rest(seconds: float) -> None:
+    """Wait between two looks of a long poll, without holding one of the pool's connections meanwhile."""
+    if not connection.in_atomic_block:
+        connection.close()
+    time.sleep(seconds)
 
 
 def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, body: cmd.Claim) -> Json | None:

@@ -18,13 +18,13 @@ from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from rehydrate import services
 from rehydrate.api import auth, idempotency, parsing, problems, schema
 from rehydrate.api.idempotency import Grant, Outcome
 from rehydrate.callers import Caller
 from rehydrate.core.refusals import Refusal, not_found
 
 #: How often a long poll with an Idempotency-Key looks again.
-POLL_SECONDS: Final = 0.2
 
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -260,7 +260,7 @@ def _poll(once: idempotency.Request, given: Any, act: Callable[..., Outcome]) ->
         outcome = idempotency.once(once, functools.partial(act, look, last=last))
         if outcome.final:
             return outcome
-        time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
+        services.rest(min(services.POLL_SECONDS, max(0.0, end - time.monotonic())))
 
 
 def _who(caller: Caller | None) -> str:

@@ -23,7 +23,7 @@ from rehydrate.supervisor.service import Service, say
 from rehydrate.supervisor.watcher import SELF, StartError, Stopped, Watcher
 
 WEB_WORKERS = 2
-WEB_THREADS = 32
+WEB_THREADS = 200
 """Threads a worker: most of them wait for long polls, holding no connection."""
 WEB_POOL = 12
 """Connections a worker pools."""

@@ -85,3 +85,24 @@ def test_a_claim_sent_again_gets_the_same_run(world: d.World) -> None:
     other = bot.post("/claims", body, idem="another").ok()
     assert other["run"]["id"] != first["run"]["id"]
     assert bot.post("/claims", {**body, "wait": 1}, idem="a third").status == 204
+
+
+def test_more_long_polls_than_connections_hold_up_nobody(world: d.World, live_server: Any) -> None:
+    """The server of the tests pools eight connections: twelve agents that wait for work hold none of them."""
+    bot = world.agent("bot")
+    headers = {"Authorization": f"Bearer {bot.key}"}
+    api = f"{live_server.url}/api/v1"
+
+    def poll(n: int) -> httpx.Response:
+        body = {"flows": ["contract-approval"], "holder": f"w{n}", "wait": 20}
+        return httpx.post(f"{api}/claims", json=body, headers=headers, timeout=40)
+
+    with ThreadPoolExecutor(12) as threads:
+        polls = [threads.submit(poll, n) for n in range(12)]
+        for _ in range(20):
+            assert httpx.get(f"{api}/runs", headers=headers, timeout=15).status_code == 200
+        assert not any(answer.done() for answer in polls)
+        opened = {bot.open(holder=None).id for _ in range(12)}
+        answers = [answer.result() for answer in polls]
+    assert [answer.status_code for answer in answers] == [200] * 12
+    assert {answer.json()["run"]["id"] for answer in answers} == opened

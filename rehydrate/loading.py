@@ -88,7 +88,7 @@ def _decoded(value: Any) -> Any:
 
 # -- reading
 
-_LOCK: Final = "SELECT to_jsonb(r) FROM rehydrate_run r WHERE r.id = ANY(%s) ORDER BY r.id"
+_LOCK: Final = "SELECT to_jsonb(r) FROM rehydrate_run r WHERE r.id = ANY(%s) ORDER BY r.id FOR NO KEY UPDATE"
 
 _PARTS: Final = f"""
 SELECT r.id, clock_timestamp() + %s::interval,
@@ -101,6 +101,7 @@ SELECT r.id, clock_timestamp() + %s::interval,
             OR e.fingerprint = ANY(%s) OR e.first_fingerprint = ANY(%s)))
 FROM rehydrate_run r WHERE r.id = ANY(%s)
 """
+_AT_ONCE: Final = _PARTS.replace("SELECT r.id,", "SELECT to_jsonb(r),", 1)
 
 
 def load_runs(
@@ -116,33 +117,23 @@ def load_runs(
     """The runs with these ids, locked for the transaction in the order of their ids.
 
     The lock comes first and the rest in a statement of its own: a statement that waited for a lock still reads other
-    tables as they were before it waited.
+    tables as they were before it waited. Without a lock all of it is one statement, which sees one moment.
     """
     uuids = [UUID(run_id) for run_id in ids]
+    same = list(prints)
+    named: list[Any] = [list(wait_keys), [UUID(wait_id) for wait_id in wait_ids], full, list(keys), same, same]
     with connection.cursor() as cursor:
-        cursor.execute(_LOCK + (" FOR NO KEY UPDATE" if lock else ""), [uuids])
-        runs = {row["id"]: row for (text,) in cursor.fetchall() for row in [_decoded(text)]}
-        if not runs:
-            return {}
-        some = [list(keys), list(prints)]
-        cursor.execute(
-            _PARTS,
-            [
-                clock.interval(),
-                full,
-                list(wait_keys),
-                [UUID(wait_id) for wait_id in wait_ids],
-                full,
-                some[0],
-                some[1],
-                some[1],
-                [UUID(run_id) for run_id in runs],
-            ],
-        )
+        runs: dict[str, dict[str, Any]] = {}
+        if lock:
+            cursor.execute(_LOCK, [uuids])
+            runs = {row["id"]: row for (text,) in cursor.fetchall() for row in [_decoded(text)]}
+            if not runs:
+                return {}
+        cursor.execute(_PARTS if lock else _AT_ONCE, [clock.interval(), full, *named, uuids])
         rows = cursor.fetchall()
     loaded: dict[str, Loaded] = {}
-    for run_id, now, number, waits, effects in rows:
-        run = run_of(runs[str(run_id)])
+    for key, now, number, waits, effects in rows:
+        run = run_of(runs[str(key)] if lock else _decoded(key))
         state = State(
             run,
             {wait.key: wait for wait in structs(waits, Wait)},

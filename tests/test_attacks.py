@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from rehydrate import callers, engine, signals
 from rehydrate.core import decide, schemas
@@ -808,6 +809,19 @@ def test_an_external_ref_that_is_known_counts_once(bot: Agent, world: World) -> 
         run.do(external_ref("erp", "order", "4711"))
     assert run.look()["external_refs"] == [{"system": "erp", "type": "order", "id": "4711", "url": None}]
     ends_well(run, world)  # rows and folded events count alike
+
+
+# -- reading
+
+
+def test_a_run_is_read_as_of_one_moment(bot: Agent) -> None:
+    run = bot.open(order())
+    run.pause(approval(effect="k1"))
+    with CaptureQueriesContext(connection) as captured:
+        assert run.outcome == "wait"
+    parts = ("rehydrate_run", "rehydrate_wait", "rehydrate_effect")
+    reads = [q["sql"] for q in captured.captured_queries if any(part in q["sql"] for part in parts)]
+    assert len(reads) == 1, "two statements may see two versions of one run"
 
 
 # -- one bad apple

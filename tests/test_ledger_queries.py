@@ -50,7 +50,7 @@ def test_opening(cast: Cast) -> None:
 
 def test_opening_what_is_known(cast: Cast) -> None:
     run = cast.open()
-    with costs(4, commits=0):
+    with costs(3, commits=0):
         cast.open(external_id=run.external_id)
 
 
@@ -228,12 +228,12 @@ def _statements(work: Callable[[], Any]) -> int:
     return len(captured)
 
 
-def test_a_run_with_everything_in_three(cast: Cast) -> None:
+def test_a_run_with_everything_in_two(cast: Cast) -> None:
     run = cast.open(*(plan(f"e{n}") for n in range(20)), ev("external_ref", system="erp", id="1"))
     for caller in (cast.people["dave"], cast.bot):
-        with costs(3, commits=0):
+        with costs(2, commits=0):
             selectors.get_run(caller, run.id)
-    with costs(2, commits=0):
+    with costs(1, commits=0):
         selectors.get_verdict(cast.bot, run.id)
     with costs(2, commits=0):
         selectors.list_events(cast.bot, run.id, cursor=None, limit=200)

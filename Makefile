@@ -44,7 +44,7 @@ run: setup
 	@exec $(BIN)/python manage.py up $(ARGS)
 
 test: setup-test
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup-test
 	@bash .ci/lint

@@ -96,6 +96,7 @@ def postgres_server() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None, postgres_server: Any) -> None:
     """pytest-django's hook before it makes a worker's database: the server must run by then."""
+    from django.db.backends.postgresql.creation import DatabaseCreation
     from django.db.backends.postgresql.operations import DatabaseOperations
 
     from rehydrate import catalogs
@@ -107,7 +108,13 @@ def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: N
         """The database refuses to empty its history, as it should; between two tests it must."""
         empty(self, ["SET LOCAL session_replication_role = replica", *statements])
 
+    def drop(self: Any, name: str, verbosity: int) -> None:
+        """The session of a web server that has just ended may be a moment late to go; it must not keep the database."""
+        with self._nodb_cursor() as cursor:
+            cursor.execute(f"DROP DATABASE {self.connection.ops.quote_name(name)} WITH (FORCE)")
+
     DatabaseOperations.execute_sql_flush = empty_past_the_triggers  # type: ignore[method-assign, assignment]
+    DatabaseCreation._destroy_test_db = drop  # type: ignore[method-assign]
 
 
 @pytest.fixture

@@ -227,7 +227,8 @@ def test_translations_are_compiled_when_their_source_is_newer(tmp_path: Path) ->
 class TestCommandLine:
     def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("REHYDRATE_")}
-        kept.pop("DATABASE_URL", None)
+        for name in ("DATABASE_URL", "DJANGO_ALLOW_ASYNC_UNSAFE"):  # the tests' own
+            kept.pop(name, None)
         return subprocess.run(
             [sys.executable, "manage.py", *words],
             cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, timeout=60, check=False,

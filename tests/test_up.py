@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import ROOT, eventually, free_port
 
 # One after the other (xdist's loadgroup): each starts a dozen processes.
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("up")]
+pytestmark = pytest.mark.processes
 PATIENCE = 120.0
 """Seconds for what takes five on an idle machine."""
 

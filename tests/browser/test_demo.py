@@ -23,7 +23,7 @@ from tests.conftest import HOME, eventually, free_port
 from tests.test_up import Up
 
 # One process after the other shares the module's `up` (xdist's loadgroup).
-pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.xdist_group("demo")]
+pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
 SECONDS = 1000
 PATIENCE = 90 * SECONDS

@@ -295,7 +295,7 @@ def test_order_of_a_silent_supplier_goes_to_the_second_one(ledger, world, alice,
 
 
 def test_silent_supplier_is_reminded_when_the_buyer_can_wait(ledger, world, alice, late_order):
-    alice.decide(late_order, "late-supplier", "respond", comment="We can wait a day.")
+    alice.decide(late_order, "late-supplier", "respond", response={"reminder": "We can wait a day."})
     ledger.work_once()
     confirm(world, "po-1002")
     reaches(ledger, late_order, "ready")

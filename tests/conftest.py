@@ -114,7 +114,7 @@ def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: N
             cursor.execute(f"DROP DATABASE {self.connection.ops.quote_name(name)} WITH (FORCE)")
 
     DatabaseOperations.execute_sql_flush = empty_past_the_triggers  # type: ignore[method-assign, assignment]
-    DatabaseCreation._destroy_test_db = drop  # type: ignore[method-assign]
+    DatabaseCreation._destroy_test_db = drop  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 
 from tests.conftest import ROOT, eventually, free_port
 
-# One after the other (xdist's loadgroup): each starts a dozen processes.
+# One after the other: each starts a dozen processes.
 pytestmark = pytest.mark.processes
 PATIENCE = 120.0
 """Seconds for what takes five on an idle machine."""

@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from tests.conftest import HOME, eventually, free_port
 from tests.test_up import Up
 
-# One process after the other shares the module's `up` (xdist's loadgroup).
+# One process after the other shares the module's `up`.
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
 SECONDS = 1000

@@ -58,6 +58,21 @@ def revoke(key: ApiKey, *, by: str) -> None:
         _note(key, "key.revoked", by=by)
 
 
+def renew(old: ApiKey, *, by: str = "command") -> str:
+    """A new key with the rights of an old one, shown this once; the old one stays in force until it is revoked."""
+    key, text = _make(
+        kind=old.kind,
+        name=old.name,
+        workspace=old.workspace,
+        user=old.user,
+        flows=old.flows,
+        scopes=old.scopes,
+        created_by=by,
+    )
+    _note(key, "key.renewed", by=by)
+    return text
+
+
 def _make(**columns: object) -> tuple[ApiKey, str]:
     prefix = secrets.token_hex(5)
     text = f"{_MARK}_{prefix}_{secrets.token_urlsafe(32)}"

@@ -72,6 +72,8 @@ def change(
         if after is not None and refused is None:
             after(draft)
     if refused is not None:
+        if refused.status == 409:  # the object as it stands
+            refused.extra.setdefault("run_status", draft.run.status)
         raise shapes.refusal(refused, draft.policy if actor["kind"] == "person" else None)
     return result, draft  # type: ignore[return-value]
 

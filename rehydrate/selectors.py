@@ -518,7 +518,9 @@ def _scope(where: _Where, caller: Caller, scope: str) -> str:
             msgspec.json.encode(late[1:]).decode(),
         )
     elif scope == "review":
-        where.add("r.status = 'review'")
+        # An act that happened twice outside is an alarm whatever the run does, until somebody clears it.
+        twice = msgspec.json.encode([{"code": "effect_repeated"}]).decode()
+        where.add("r.status = 'review' OR (r.ended_at IS NULL AND r.alarms @> %s::jsonb)", twice)
     elif scope == "unknown":
         where.add(
             "EXISTS (SELECT 1 FROM rehydrate_effect e WHERE e.run_id = r.id AND"

@@ -160,6 +160,7 @@ def run_brief(run: Run) -> dict[str, Any]:
         "escalation": run.escalation,
         "outcome": run.outcome,
         "reasons": run.reasons,
+        "alarms": run.alarms,
         "lease": lease(run),
         "taken_over": run.taken_over,
         "retry_at": instant(run.retry_at),

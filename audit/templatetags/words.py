@@ -71,6 +71,12 @@ def plain(value: Any) -> str:
 
 
 @register.filter
+def happened_twice(effect: dict[str, Any]) -> str:
+    """The alarm of an effect with two receipts, as a sentence."""
+    return narrative.reason({"code": "effect_repeated", "subject": effect["key"]}, {"effects": [effect]})
+
+
+@register.filter
 def humanise(value: Any) -> str:
     """A field's name as a label."""
     return formats.humanise(value)

@@ -805,6 +805,7 @@ def _executed(state: State, fact: ev.EffectExecuted, rec: ev.Recorded) -> State:
 def _repeated(state: State, fact: ev.EffectRepeated, rec: ev.Recorded) -> State:
     effect = state.effects.get(fact.key)
     state = _effect(state, fact.key, rec, repeated=(effect.repeated if effect else 0) + 1)
+    state = _alarm(state, "effect_repeated", fact.key)
     return _run(state, escalation=state.run.escalation + 1)
 
 

@@ -31,6 +31,7 @@ CLEARABLE: Final = frozenset(
         "receipt_conflict",
         "executed_despite_rejection",
         "approval_mismatch",
+        "effect_repeated",
         "timeout_undetermined",
         "input_changed",
         "version_changed",
@@ -476,6 +477,8 @@ def _buttons(state: State, verdict: Verdict) -> list[dict[str, Any]]:
         clearable = [code for code in dict.fromkeys(codes) if code in CLEARABLE and code not in _BUTTONS]
         if clearable:
             buttons.append({"action": "clear", "subject": None, "codes": clearable})
+    if any(alarm["code"] == "effect_repeated" for alarm in state.run.alarms):
+        buttons.append({"action": "clear", "subject": None, "codes": ["effect_repeated"]})
     if state.run.taken_over is None:
         buttons.append({"action": "takeover", "subject": None, "codes": []})
     buttons.append({"action": "terminate", "subject": None, "codes": []})

@@ -6,7 +6,13 @@ from typing import Any
 
 from django.apps import apps
 from django.contrib import admin
+from django.contrib.auth.admin import UserAdmin
+from django.contrib.auth.models import User
+from django.db import transaction
 from django.http import HttpRequest
+
+from rehydrate import ledger
+from rehydrate.models import AdminEvent, Workspace
 
 _SECRET = {"digest", "token", "sealed"}
 
@@ -32,3 +38,32 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
 
 for _model in apps.get_app_config("rehydrate").get_models():
     admin.site.register(_model, ReadOnly)
+
+
+class People(UserAdmin):
+    """People may be switched off here, never deleted: whatever they may decide gets a new version (rules 11 and 16)."""
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        with transaction.atomic():
+            super().save_model(request, obj, form, change)
+            if "is_active" not in form.changed_data:
+                return
+            by = request.user.get_username()
+            for workspace in Workspace.objects.filter(groups__members=obj).distinct():
+                AdminEvent.objects.create(
+                    workspace=workspace,
+                    actor_kind="person",
+                    actor_id=by,
+                    act="person.switched_on" if obj.is_active else "person.switched_off",
+                    subject=obj.get_username(),
+                    channel="admin",
+                )
+                names = set(obj.rehydrate_groups.filter(workspace=workspace).values_list("name", flat=True))
+                ledger.policy_changed(workspace=workspace, groups=names, flow_waits=set(), by=by)
+
+
+admin.site.unregister(User)
+admin.site.register(User, People)

@@ -6,7 +6,9 @@ from io import StringIO
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
+from django.test import Client
 
 from rehydrate.models import AdminEvent, CheckpointState
 from tests.contract import driver as d
@@ -77,3 +79,26 @@ def test_an_act_that_happened_twice_is_an_alarm_until_it_is_cleared(world: d.Wor
     assert run.look(dave)["alarms"] == [{"code": "effect_repeated", "subject": "k"}]
     dave.clear(run, "effect_repeated").fine()
     assert run.look(dave)["alarms"] == []
+
+
+def test_people_who_are_switched_off_leave_no_gate_that_nobody_can_satisfy(world: d.World, client: Client) -> None:
+    """Rule 11: if people leave later, the wait goes to review under `unsatisfiable_gate`."""
+    bot = world.agent("bot")
+    run = bot.open()
+    wait = run.pause(d.approval())
+    root = User.objects.create_superuser("root", password="for this test alone")
+    client.force_login(root)
+    legal = User.objects.filter(rehydrate_groups__name__in=wait["assignees"], is_active=True).distinct()
+    assert legal.count() > 1
+    for person in legal:
+        form = {
+            "username": person.get_username(),
+            "date_joined_0": "2026-01-01",
+            "date_joined_1": "00:00:00",
+        }
+        answer = client.post(f"/admin/auth/user/{person.pk}/change/", form)
+        assert answer.status_code == 302, answer.content.decode()[:2000]
+    assert not User.objects.filter(pk__in=[person.pk for person in legal], is_active=True).exists()
+    assert run.wait(wait["key"])["version"] > wait["version"]
+    assert (run.status, "unsatisfiable_gate" in run.codes) == ("review", True)
+    assert client.post(f"/admin/auth/user/{root.pk}/delete/", {"post": "yes"}).status_code == 403

@@ -40,7 +40,7 @@ for _model in apps.get_app_config("rehydrate").get_models():
     admin.site.register(_model, ReadOnly)
 
 
-class People(UserAdmin):
+class People(UserAdmin):  # type: ignore[type-arg]
     """People may be switched off here, never deleted: whatever they may decide gets a new version (rules 11 and 16)."""
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:

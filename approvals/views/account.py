@@ -41,16 +41,24 @@ def sign_in(request: HttpRequest) -> HttpResponse:
             answer["Retry-After"] = str(TRIES_SECONDS)
             return answer
         if form.is_valid() and form.user is not None:
+            cache.delete(_tries(request))
             login(request, form.user)
             return HttpResponseRedirect(safe_next(request, reverse("inbox")))
         status = 422
     return render(request, "account/sign_in.html", {"form": form, "next": safe_next(request, "")}, status=status)
 
 
-def _too_many(request: HttpRequest) -> bool:
-    """Counts tries by address and name, so that guessing is slow and one office is not locked out as a whole."""
+def _tries(request: HttpRequest) -> str:
     name = request.POST.get("username", "")[:150].lower()
-    key = "signin:" + signin.fingerprint(f"{request.META.get('REMOTE_ADDR', '')}|{name}")
+    return "signin:" + signin.fingerprint(f"{request.META.get('REMOTE_ADDR', '')}|{name}")
+
+
+def _too_many(request: HttpRequest) -> bool:
+    """Counts tries by address and name, so that guessing is slow and one office is not locked out as a whole.
+
+    Whoever gets in starts anew: it is failures that count.
+    """
+    key = _tries(request)
     if cache.add(key, 1, TRIES_SECONDS):
         return False
     try:

@@ -284,6 +284,7 @@ class RunHead(Shape):
     escalation: int
     outcome: str
     reasons: list[ReasonHead]
+    alarms: list[Object]
     lease: Lease | None
     taken_over: Object | None
     retry_at: c.When | None

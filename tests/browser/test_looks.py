@@ -110,6 +110,7 @@ def test_dialogs_and_the_doors_are_faultless_too(sits_down: SitsDown, places: di
     expect(page.locator("#proof-error")).to_be_visible()
     assert findings(page) == []
     page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
     page.keyboard.press("?")
     expect(page.locator("#keys")).to_be_visible()
     assert findings(page) == []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rehydrate import shapes
+from rehydrate.core.canonical import instant
 from rehydrate.models import Effect, LedgerEvent
 
 #: Ticks of all tracks of one list; more would not be told apart.
@@ -22,7 +22,7 @@ def newest_events(run_id: str, limit: int) -> list[dict[str, Any]]:
             "seq": row.seq,
             "type": row.type,
             "actor": {"kind": row.actor_kind, "id": row.actor_id, "name": row.actor_name},
-            "at": shapes.instant(row.at),
+            "at": instant(row.at),
             "payload": row.payload,
             "prev_hash": row.prev_hash,
             "hash": row.hash,
@@ -40,8 +40,8 @@ def effects_of(run_ids: list[str]) -> dict[str, list[dict[str, Any]]]:
             {
                 "key": row["key"],
                 "state": row["state"],
-                "executed_at": shapes.instant(row["executed_at"]),
-                "updated_at": shapes.instant(row["updated_at"]),
+                "executed_at": instant(row["executed_at"]),
+                "updated_at": instant(row["updated_at"]),
             }
         )
     return found

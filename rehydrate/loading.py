@@ -13,7 +13,7 @@ from django.db import connection
 from msgspec import Struct
 
 from rehydrate import clock, seal
-from rehydrate.core.policy import FlowPolicy, load
+from rehydrate.core.policy import UNDECLARED, FlowPolicy, load
 from rehydrate.core.state import ATTENTION, Effect, Run, State, Wait
 
 T = TypeVar("T", bound=Struct)
@@ -34,7 +34,6 @@ class Loaded(Struct, frozen=True):
 # -- policies: written once, so they may be kept in memory
 
 _policies: dict[tuple[str, str, int], FlowPolicy] = {}
-UNDECLARED: Final = FlowPolicy(declared=False)
 
 
 def policy_of(workspace: str, flow: str, number: int) -> FlowPolicy:
@@ -183,8 +182,3 @@ def timers(state: State) -> dict[TimerKey, dt.datetime]:
                 if approval["status"] == "approved" and approval["expires_at"]:
                     found["expiry", effect.key] = dt.datetime.fromisoformat(approval["expires_at"])
     return found
-
-
-def instant(when: dt.datetime) -> str:
-    """RFC 3339 in UTC with microseconds as they are and a Z: the one spelling in hashes and answers."""
-    return when.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from rehydrate import seal
 from rehydrate.core import events as ev
-from rehydrate.core.canonical import event_hash
+from rehydrate.core.canonical import event_hash, instant
 from rehydrate.core.state import Decision, Effect, Ref, Run, State, Wait
-from rehydrate.loading import instant, timers
+from rehydrate.loading import timers
 
 
 class Change(Struct, frozen=True):

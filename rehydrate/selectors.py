@@ -21,6 +21,7 @@ from rehydrate.callers import Caller
 from rehydrate.contexts import SYSTEM, context_of
 from rehydrate.core import decide, verdict
 from rehydrate.core import events as ev
+from rehydrate.core.canonical import instant
 from rehydrate.core.draft import Draft, same_person
 from rehydrate.core.policy import FlowPolicy
 from rehydrate.core.refusals import invalid, not_found
@@ -123,7 +124,7 @@ def get_run(caller: Caller, run_id: str) -> Json:
     )
     whole["flow_title"] = draft.pinned.title or run.flow
     whole["timers"] = [
-        {"kind": kind, "subject": subject or None, "due_at": shapes.instant(due_at)}
+        {"kind": kind, "subject": subject or None, "due_at": instant(due_at)}
         for (kind, subject), due_at in sorted(loading.timers(draft.state).items(), key=lambda item: item[1])
     ]
     return dict(seal.mask(whole, covers(caller, run.workspace_id, draft.policy)))
@@ -159,7 +160,7 @@ def event_shape(row: tuple[Any, ...]) -> Json:
         "seq": seq,
         "type": type_,
         "actor": {"kind": kind, "id": actor_id, "name": name},
-        "at": shapes.instant(at),
+        "at": instant(at),
         "payload": payload,
         "prev_hash": prev_hash,
         "hash": hash_,

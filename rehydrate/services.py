@@ -19,7 +19,7 @@ from rehydrate.core import commands as cmd
 from rehydrate.core import decide as core
 from rehydrate.core import effects, verdict, waiting
 from rehydrate.core import events as ev
-from rehydrate.core.canonical import digest, fingerprint, same_digest
+from rehydrate.core.canonical import digest, fingerprint, instant, same_digest
 from rehydrate.core.draft import Draft, excluded, same_person
 from rehydrate.core.parsing import check_inline, lenient_receipt, parse_event
 from rehydrate.core.refusals import Refusal, invalid, not_found
@@ -61,10 +61,7 @@ def _holds(caller: Caller, role: str) -> Callable[[Run], None]:
 
     def check(run: Run) -> None:
         _sees(caller)(run)
-        if not caller.is_person:
-            raise Refusal("agents_cannot_decide", "Agents never decide: this needs a person.")
-        if not caller.may(run.workspace_id, role):
-            raise Refusal("forbidden", f"This needs the role {role} in this workspace.")
+        _person(caller, run.workspace_id, role)
 
     return check
 
@@ -339,12 +336,12 @@ def _appended(draft: Draft, answer: list[tuple[ev.Recorded | None, str | None]])
 def _noted(state: State, recorded: ev.Recorded | None, key: str | None) -> Json:
     """An event of the batch in its place; one that stood already is told with the place of its plan."""
     if recorded is not None:
-        return {"seq": recorded.seq, "type": ev.type_of(recorded.fact), "at": shapes.instant(recorded.at), "key": key}
+        return {"seq": recorded.seq, "type": ev.type_of(recorded.fact), "at": instant(recorded.at), "key": key}
     effect = state.effects.get(key or "")
     return {
         "seq": effect.planned_seq if effect else None,
         "type": "effect.planned",
-        "at": shapes.instant(effect.planned_at) if effect else None,
+        "at": instant(effect.planned_at) if effect else None,
         "key": key,
     }
 
@@ -741,13 +738,28 @@ def _eligible(draft: Draft, wait: WaitState, caller: Caller) -> None:
         waiting.require_eligible(draft, wait, caller.id)
 
 
+def _tend(caller: Caller, wait_id: str, operation: str, work: Callable[[Draft, WaitState], Any]) -> Json:
+    """Something done with a wait that does not decide it; the wait as it stands after it."""
+    _, draft, wait_id = _wait_change(caller, wait_id, operation, "reviewer", work)
+    return _wait_answer(caller, draft, wait_id)
+
+
+def _move_along(caller: Caller, wait_id: str, operation: str, work: Callable[[Draft, WaitState], Any]) -> Json:
+    """The same, by somebody who may decide it, or an operator."""
+
+    def eligible(draft: Draft, wait: WaitState) -> None:
+        _eligible(draft, wait, caller)
+        work(draft, wait)
+
+    return _tend(caller, wait_id, operation, eligible)
+
+
 def claim_wait(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
     def work(draft: Draft, wait: WaitState) -> None:
         waiting.require_eligible(draft, wait, caller.id)
         waiting.take(draft, wait)
 
-    _, draft, wait_id = _wait_change(caller, wait_id, "claim", "reviewer", work)
-    return _wait_answer(caller, draft, wait_id)
+    return _tend(caller, wait_id, "claim", work)
 
 
 def release_wait(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
@@ -756,51 +768,27 @@ def release_wait(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
             _eligible(draft, wait, caller)
         waiting.give_back(draft, wait)
 
-    _, draft, wait_id = _wait_change(caller, wait_id, "release", "reviewer", work)
-    return _wait_answer(caller, draft, wait_id)
+    return _tend(caller, wait_id, "release", work)
 
 
 def assign_wait(caller: Caller, wait_id: str, body: cmd.AssignWait) -> Json:
-    def work(draft: Draft, wait: WaitState) -> None:
-        _eligible(draft, wait, caller)
-        waiting.assign(draft, wait, body)
-
-    _, draft, wait_id = _wait_change(caller, wait_id, "assign", "reviewer", work)
-    return _wait_answer(caller, draft, wait_id)
+    return _move_along(caller, wait_id, "assign", lambda draft, wait: waiting.assign(draft, wait, body))
 
 
 def extend_wait(caller: Caller, wait_id: str, body: cmd.ExtendWait) -> Json:
-    def work(draft: Draft, wait: WaitState) -> None:
-        _eligible(draft, wait, caller)
-        waiting.extend(draft, wait, body)
-
-    _, draft, wait_id = _wait_change(caller, wait_id, "extend", "reviewer", work)
-    return _wait_answer(caller, draft, wait_id)
+    return _move_along(caller, wait_id, "extend", lambda draft, wait: waiting.extend(draft, wait, body))
 
 
 def escalate_wait(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
-    def work(draft: Draft, wait: WaitState) -> None:
-        _eligible(draft, wait, caller)
-        waiting.escalate(draft, wait, body)
-
-    _, draft, wait_id = _wait_change(caller, wait_id, "escalate", "reviewer", work)
-    return _wait_answer(caller, draft, wait_id)
+    return _move_along(caller, wait_id, "escalate", lambda draft, wait: waiting.escalate(draft, wait, body))
 
 
 def request_info(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
-    def work(draft: Draft, wait: WaitState) -> None:
-        _eligible(draft, wait, caller)
-        waiting.request_info(draft, wait, body)
-
-    _, draft, wait_id = _wait_change(caller, wait_id, "request_info", "reviewer", work)
-    return _wait_answer(caller, draft, wait_id)
+    return _move_along(caller, wait_id, "request_info", lambda draft, wait: waiting.request_info(draft, wait, body))
 
 
 def comment_wait(caller: Caller, wait_id: str, body: cmd.WaitAction) -> Json:
-    _, draft, wait_id = _wait_change(
-        caller, wait_id, "comment", "reviewer", lambda draft, wait: waiting.comment(draft, wait, body)
-    )
-    return _wait_answer(caller, draft, wait_id)
+    return _tend(caller, wait_id, "comment", lambda draft, wait: waiting.comment(draft, wait, body))
 
 
 def _bounded(parts: Json) -> None:

@@ -3,21 +3,17 @@
 No reads, no rules.
 """
 
-import datetime as dt
 from typing import Any
 
 import msgspec
 
 from rehydrate import seal
 from rehydrate.core import verdict as vd
+from rehydrate.core.canonical import instant
 from rehydrate.core.policy import FlowPolicy
 from rehydrate.core.refusals import Refusal
 from rehydrate.core.state import Decision, Effect, Ref, Run, State, Wait
 from rehydrate.loading import workspace_slug
-
-
-def instant(when: dt.datetime | None) -> str | None:
-    return None if when is None else when.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
 
 
 def effect(found: Effect) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from django.db import connection
 from django.db.models import F, Q, QuerySet
 
 from rehydrate import seal
+from rehydrate.core.canonical import instant
 from rehydrate.core.state import Run
 from rehydrate.models import Signal, Wait
-from rehydrate.shapes import instant
 
 
 def targets(*, flow: str | None, external_id: str | None, correlation: str | None) -> list[str]:

@@ -19,7 +19,7 @@ from django.db import connection, transaction
 
 from rehydrate import loading, seal
 from rehydrate.core import events as ev
-from rehydrate.core.canonical import GENESIS, event_hash
+from rehydrate.core.canonical import GENESIS, event_hash, instant
 from rehydrate.core.state import Decision, Ref, State, fold
 from rehydrate.models import LedgerEvent, Run
 
@@ -105,7 +105,7 @@ def _event(row: LedgerEvent) -> dict[str, Any]:
         "seq": row.seq,
         "type": row.type,
         "actor": {"kind": row.actor_kind, "id": row.actor_id, "name": row.actor_name},
-        "at": loading.instant(row.at),
+        "at": instant(row.at),
         "payload": row.payload,
         "prev_hash": row.prev_hash,
         "hash": row.hash,

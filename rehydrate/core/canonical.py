@@ -3,7 +3,8 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Any, Final, overload
 
 import rfc8785
 
@@ -11,6 +12,17 @@ import rfc8785
 GENESIS: Final = "0" * 64
 
 _SHA256: Final = re.compile(r"(?:sha256[:-])?([0-9a-fA-F]{64})")
+
+
+@overload
+def instant(when: datetime) -> str: ...
+@overload
+def instant(when: None) -> None: ...
+@overload
+def instant(when: datetime | None) -> str | None: ...
+def instant(when: datetime | None) -> str | None:
+    """RFC 3339 in UTC with a Z and microseconds as they are: the one spelling in hashes, payloads and answers."""
+    return None if when is None else when.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def canonical(value: Any) -> bytes:

@@ -4,13 +4,12 @@ Pure: the state, the request, the policy and the clock's reading come in, facts 
 contract.md section 4. Rules about waits and effects have modules of their own (waiting.py, effects.py).
 """
 
-from datetime import datetime
 from typing import Any
 
 from rehydrate.core import commands as cmd
 from rehydrate.core import effects, policy, verdict, waiting
 from rehydrate.core import events as ev
-from rehydrate.core.canonical import same_digest
+from rehydrate.core.canonical import instant, same_digest
 from rehydrate.core.draft import Draft
 from rehydrate.core.refusals import Refusal, invalid
 from rehydrate.core.state import after
@@ -186,7 +185,7 @@ def rehydrate(draft: Draft, body: cmd.Rehydrate) -> verdict.Verdict:
         if run.holder != body.holder:
             raise Refusal(
                 "lease_held",
-                f"{run.holder} holds the lease until {_text(run.lease_expires_at)}.",
+                f"{run.holder} holds the lease until {instant(run.lease_expires_at)}.",
                 held_by=run.holder,
                 run_status=run.status,
             )
@@ -429,7 +428,7 @@ def handback(draft: Draft, body: cmd.Handback) -> None:
     superseded = {
         wait.id: wait
         for wait in draft.state.waits.values()
-        if wait.status == "superseded" and _text(wait.closed_at) == held["at"]
+        if wait.status == "superseded" and instant(wait.closed_at) == held["at"]
     }
     answers = []
     for i, answer in enumerate(body.answers):
@@ -566,7 +565,3 @@ def refused(draft: Draft, refusal: Refusal, operation: str) -> None:
     )
     if mismatch:
         effects.unsettle(draft, f"the lease of {holder} ended: what was to run is not what was approved")
-
-
-def _text(when: datetime | None) -> str:
-    return "" if when is None else when.isoformat().replace("+00:00", "Z")

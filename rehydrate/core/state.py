@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from rehydrate.core import events as ev
+from rehydrate.core.canonical import instant
 
 ENDED: Final = frozenset({"completed", "terminated"})
 #: Effect states in which it is not known what happened, or in which somebody is acting right now.
@@ -573,7 +574,7 @@ def _open_wait(state: State, given: dict[str, Any], rec: ev.Recorded) -> State:
             again["approvals"] = _with(
                 effect.approvals,
                 wait.name,
-                {"wait": wait.id, "name": wait.name, "status": "asked", "at": _text(rec.at)},
+                {"wait": wait.id, "name": wait.name, "status": "asked", "at": instant(rec.at)},
             )
         state = _effect(state, effect.key, rec, gated=True, **again)
     return state
@@ -622,21 +623,9 @@ def _completed(state: State, fact: ev.RunCompleted, rec: ev.Recorded) -> State:
 @_on(ev.RunTerminated)
 def _terminated(state: State, fact: ev.RunTerminated, rec: ev.Recorded) -> State:
     state = _end(state, "terminated", rec, fact.reason or "the run was ended")
-    decision = (
-        Decision(
-            id=fact.decision,
-            run_id=state.run.id,
-            kind="terminate",
-            choice="terminate",
-            reason=fact.reason,
-            decided_by=rec.actor.id,
-            decided_by_name=rec.actor.name,
-            decided_at=rec.at,
-        )
-        if fact.decision
-        else None
-    )
-    return _decided(state, decision, rec) if decision else state
+    if fact.decision is None:
+        return state
+    return _decided(state, rec, id=fact.decision, kind="terminate", choice="terminate", reason=fact.reason)
 
 
 @_on(ev.RunUnclaimed)
@@ -878,8 +867,16 @@ def _withdrawn(state: State, fact: ev.EffectWithdrawn, rec: ev.Recorded) -> Stat
 # -- waits
 
 
-def _decided(state: State, decision: Decision, rec: ev.Recorded) -> State:
-    decision = replace(decision, seq=rec.seq)
+def _decided(state: State, rec: ev.Recorded, **given: Any) -> State:
+    """The state with one more decision, made by the event's actor."""
+    decision = Decision(
+        run_id=state.run.id,
+        seq=rec.seq,
+        decided_by=rec.actor.id,
+        decided_by_name=rec.actor.name,
+        decided_at=rec.at,
+        **given,
+    )
     state = replace(state, decisions={**state.decisions, decision.id: decision})
     return _run(state, decision_count=state.run.decision_count + 1)
 
@@ -887,9 +884,10 @@ def _decided(state: State, decision: Decision, rec: ev.Recorded) -> State:
 @_on(ev.WaitVoted)
 def _voted(state: State, fact: ev.WaitVoted, rec: ev.Recorded) -> State:
     wait = state.wait_by_id(fact.wait)
-    decision = Decision(
+    state = _decided(
+        state,
+        rec,
         id=fact.decision,
-        run_id=state.run.id,
         kind="wait",
         wait_id=fact.wait,
         wait_name=wait.name if wait else None,
@@ -903,21 +901,17 @@ def _voted(state: State, fact: ev.WaitVoted, rec: ev.Recorded) -> State:
         expires_at=fact.expires_at,
         reason=fact.reason,
         comment=fact.comment,
-        decided_by=rec.actor.id,
-        decided_by_name=rec.actor.name,
-        decided_at=rec.at,
         seen=fact.seen,
     )
-    state = _decided(state, decision, rec)
     if wait is None:
         return state
     vote = {
         "by": rec.actor.id,
         "name": rec.actor.name,
         "choice": fact.choice,
-        "at": _text(rec.at),
+        "at": instant(rec.at),
         "decision": fact.decision,
-        "expires_at": _text(fact.expires_at),
+        "expires_at": instant(fact.expires_at),
     }
     votes = [vote] if fact.voids else [*wait.votes, vote]
     changes: dict[str, Any] = {"votes": votes, "version": wait.version + fact.voids, "info_requested": None}
@@ -926,7 +920,7 @@ def _voted(state: State, fact: ev.WaitVoted, rec: ev.Recorded) -> State:
             **wait.policy,
             "carried": {
                 "conditions": fact.conditions,
-                "expires_at": _text(fact.expires_at),
+                "expires_at": instant(fact.expires_at),
                 "arguments": fact.arguments,
             },
         }
@@ -959,7 +953,7 @@ def _voted(state: State, fact: ev.WaitVoted, rec: ev.Recorded) -> State:
             "comment": fact.comment,
             "decided_by": rec.actor.id,
             "decided_by_name": rec.actor.name,
-            "decided_at": _text(rec.at),
+            "decided_at": instant(rec.at),
         }
         status = "rejected" if fact.choice == "reject" else "satisfied"
         changes |= {"status": status, "closed_at": rec.at, "decision": answer}
@@ -1013,11 +1007,6 @@ def _any_closed(state: State, wait: Wait, rec: ev.Recorded, *, counts: bool) -> 
     return state
 
 
-def _text(when: datetime | None) -> str | None:
-    """RFC 3339 in UTC with a Z, as everywhere in payloads and answers."""
-    return None if when is None else when.isoformat().replace("+00:00", "Z")
-
-
 @_on(ev.WaitSatisfied)
 def _satisfied(state: State, fact: ev.WaitSatisfied, rec: ev.Recorded) -> State:
     wait = state.wait_by_id(fact.wait)
@@ -1044,7 +1033,7 @@ def _timed_out(state: State, fact: ev.WaitTimedOut, rec: ev.Recorded) -> State:
         "conditions": [],
         "expires_at": None,
         "by": "ledger",
-        "at": _text(rec.at),
+        "at": instant(rec.at),
         "arguments": effect.arguments,
         "digest": effect.arguments_digest,
     }
@@ -1115,7 +1104,7 @@ def _info_requested(state: State, fact: ev.WaitInfoRequested, rec: ev.Recorded) 
     return _wait(
         state,
         fact.wait,
-        info_requested={"by": rec.actor.id, "name": rec.actor.name, "text": fact.text, "at": _text(rec.at)},
+        info_requested={"by": rec.actor.id, "name": rec.actor.name, "text": fact.text, "at": instant(rec.at)},
     )
 
 
@@ -1141,22 +1130,20 @@ def _policy_changed(state: State, fact: ev.WaitPolicyChanged, rec: ev.Recorded) 
 @_on(ev.TakenOver)
 def _taken_over(state: State, fact: ev.TakenOver, rec: ev.Recorded) -> State:
     state = _close(state, fact.superseded, "superseded", rec, "a person took over")
-    held = {"by": rec.actor.id, "name": rec.actor.name, "at": _text(rec.at), "reason": fact.reason}
+    held = {"by": rec.actor.id, "name": rec.actor.name, "at": instant(rec.at), "reason": fact.reason}
     return _no_lease(_status(state, "taken_over", rec), taken_over=held, ready_since=None, retry_at=None, alarm_at=None)
 
 
 @_on(ev.HandedBack)
 def _handed_back(state: State, fact: ev.HandedBack, rec: ev.Recorded) -> State:
-    decision = Decision(
+    state = _decided(
+        state,
+        rec,
         id=fact.decision,
-        run_id=state.run.id,
         kind="handback",
         choice="handback",
         reason=fact.reason,
         comment=fact.note,
-        decided_by=rec.actor.id,
-        decided_by_name=rec.actor.name,
-        decided_at=rec.at,
         detail={
             "stage": fact.stage,
             "checkpoint": fact.checkpoint,
@@ -1166,7 +1153,7 @@ def _handed_back(state: State, fact: ev.HandedBack, rec: ev.Recorded) -> State:
             "taken_over": state.run.taken_over,
         },
     )
-    state = _move(_decided(state, decision, rec), fact.stage, _person_checkpoint(fact.checkpoint, fact.stage, rec))
+    state = _move(state, fact.stage, _person_checkpoint(fact.checkpoint, fact.stage, rec))
     for answer in fact.answers:
         wait = state.wait_by_id(answer["wait"])
         if wait is None:
@@ -1186,7 +1173,7 @@ def _handed_back(state: State, fact: ev.HandedBack, rec: ev.Recorded) -> State:
             "comment": "",
             "decided_by": rec.actor.id,
             "decided_by_name": rec.actor.name,
-            "decided_at": _text(rec.at),
+            "decided_at": instant(rec.at),
         }
         state = _wait(state, wait.key, decision=given)
         if answer.get("authorises"):
@@ -1197,7 +1184,7 @@ def _handed_back(state: State, fact: ev.HandedBack, rec: ev.Recorded) -> State:
         taken_over=None,
         handback={
             "by": rec.actor.id,
-            "at": _text(rec.at),
+            "at": instant(rec.at),
             "stage": fact.stage,
             "note": fact.note,
             # Only what was chosen: arguments and responses are with the waits, where secret fields are sealed.
@@ -1218,19 +1205,17 @@ def _handed_back(state: State, fact: ev.HandedBack, rec: ev.Recorded) -> State:
 
 @_on(ev.Cleared)
 def _cleared(state: State, fact: ev.Cleared, rec: ev.Recorded) -> State:
-    decision = Decision(
+    state = _decided(
+        state,
+        rec,
         id=fact.decision,
-        run_id=state.run.id,
         kind="clear",
         choice="clear",
         reason=fact.reason,
-        decided_by=rec.actor.id,
-        decided_by_name=rec.actor.name,
-        decided_at=rec.at,
         detail={"codes": fact.codes, "stage": fact.stage, "agent_version": fact.agent_version},
     )
     stage = fact.stage if fact.stage is not None else state.run.stage
-    state = _move(_decided(state, decision, rec), fact.stage, _person_checkpoint(fact.checkpoint, stage, rec))
+    state = _move(state, fact.stage, _person_checkpoint(fact.checkpoint, stage, rec))
     for ref in fact.external_refs:
         added = Ref(
             run_id=state.run.id, system=ref["system"], type=ref.get("type"), ref_id=ref["id"], url=ref.get("url")
@@ -1252,19 +1237,16 @@ def _cleared(state: State, fact: ev.Cleared, rec: ev.Recorded) -> State:
 
 @_on(ev.RetryGranted)
 def _retry_granted(state: State, fact: ev.RetryGranted, rec: ev.Recorded) -> State:
-    decision = Decision(
+    state = _decided(
+        state,
+        rec,
         id=fact.decision,
-        run_id=state.run.id,
         kind="retry",
         effect_key=fact.effect,
         choice="retry",
         reason=fact.reason,
-        decided_by=rec.actor.id,
-        decided_by_name=rec.actor.name,
-        decided_at=rec.at,
         detail={"tries": fact.tries},
     )
-    state = _decided(state, decision, rec)
     for effect in list(state.effects.values()):
         if effect.undo_failures and fact.effect in (None, effect.key):
             state = _effect(state, effect.key, rec, undo_failures=0)
@@ -1274,23 +1256,20 @@ def _retry_granted(state: State, fact: ev.RetryGranted, rec: ev.Recorded) -> Sta
 
 @_on(ev.EffectReconciled)
 def _reconciled(state: State, fact: ev.EffectReconciled, rec: ev.Recorded) -> State:
-    decision = Decision(
+    state = _decided(
+        state,
+        rec,
         id=fact.decision,
-        run_id=state.run.id,
         kind="reconcile",
         effect_key=fact.key,
         choice=fact.outcome,
         reason=fact.reason,
-        decided_by=rec.actor.id,
-        decided_by_name=rec.actor.name,
-        decided_at=rec.at,
         detail={"receipt": fact.receipt},
     )
-    state = _decided(state, decision, rec)
     effect = state.effects.get(fact.key)
     if effect is None:
         return state
-    by: dict[str, Any] = {"outcome": fact.outcome, "by": rec.actor.id, "at": _text(rec.at), "reason": fact.reason}
+    by: dict[str, Any] = {"outcome": fact.outcome, "by": rec.actor.id, "at": instant(rec.at), "reason": fact.reason}
     if effect.state == "compensation_unknown":
         by["undo"] = True  # what was found out is about the undo
     changes: dict[str, Any] = {"reconciled": by, "conflict": False, "error": None}
@@ -1312,19 +1291,17 @@ def _reconciled(state: State, fact: ev.EffectReconciled, rec: ev.Recorded) -> St
 
 @_on(ev.EffectSignedOff)
 def _signed_off(state: State, fact: ev.EffectSignedOff, rec: ev.Recorded) -> State:
-    decision = Decision(
+    state = _decided(
+        state,
+        rec,
         id=fact.decision,
-        run_id=state.run.id,
         kind="sign_off",
         effect_key=fact.key,
         choice="sign_off",
         reason=fact.reason,
-        decided_by=rec.actor.id,
-        decided_by_name=rec.actor.name,
-        decided_at=rec.at,
     )
-    by = {"by": rec.actor.id, "at": _text(rec.at), "reason": fact.reason}
-    return _effect(_decided(state, decision, rec), fact.key, rec, signed_off=by)
+    by = {"by": rec.actor.id, "at": instant(rec.at), "reason": fact.reason}
+    return _effect(state, fact.key, rec, signed_off=by)
 
 
 def after(when: datetime, seconds: int) -> datetime:

@@ -9,8 +9,8 @@ from typing import Any, Final
 from rehydrate.core import commands as cmd
 from rehydrate.core import conditions, effects, policy, schemas, verdict
 from rehydrate.core import events as ev
-from rehydrate.core.canonical import digest, fingerprint
-from rehydrate.core.draft import Draft, excluded, fill, same_person
+from rehydrate.core.canonical import digest, fingerprint, instant
+from rehydrate.core.draft import Draft, excluded, same_person
 from rehydrate.core.refusals import Refusal, invalid
 from rehydrate.core.state import Wait, after
 
@@ -123,7 +123,7 @@ def _new(draft: Draft, spec: cmd.WaitSpec, pointer: str) -> dict[str, Any] | Non
         "key": key,
         "name": spec.name,
         "kind": spec.kind,
-        "due_at": _text(due_at),
+        "due_at": instant(due_at),
         "length": max(1, round((due_at - draft.now).total_seconds())),
         "on_timeout": on_timeout,
         "on_reject": spec.on_reject or draft.policy.on_reject,
@@ -132,8 +132,8 @@ def _new(draft: Draft, spec: cmd.WaitSpec, pointer: str) -> dict[str, Any] | Non
         "token": draft.ctx.new_token() if spec.kind == "callback" else None,
         "ask": ask,
         "policy": {**wait_rules(rules), **({"asked_by": draft.ctx.owner} if draft.ctx.owner else {})},
-        "remind_at": _text(remind_at),
-        "escalate_at": _text(escalate_at),
+        "remind_at": instant(remind_at),
+        "escalate_at": instant(escalate_at),
     }
 
 
@@ -260,7 +260,7 @@ def _ask_effect(draft: Draft, asked: cmd.AskEffect, pointer: str) -> tuple[dict[
         "amount": effect.amount,
         "impact": effect.impact,
         "title": effect.title,
-    }, effect.title or fill("", effect.arguments, effect.resource)
+    }, effect.title
 
 
 # -- the clock
@@ -317,7 +317,7 @@ def require_open(wait: Wait) -> None:
     if wait.status == "timed_out":
         raise Refusal(
             "wait_expired",
-            f"The deadline was {_text(wait.due_at)}: this came too late, and nothing was executed by it.",
+            f"The deadline was {instant(wait.due_at)}: this came too late, and nothing was executed by it.",
             subject=wait.id,
             wait=wait,
         )
@@ -602,7 +602,3 @@ def _utc(when: datetime, pointer: str) -> datetime:
         return when.astimezone(UTC)
     except OverflowError:
         raise invalid(pointer, "This instant is beyond the calendar in UTC.") from None
-
-
-def _text(when: datetime | None) -> str | None:
-    return None if when is None else when.isoformat().replace("+00:00", "Z")

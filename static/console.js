@@ -166,7 +166,9 @@ const subject = () => doc.activeElement?.closest("[data-row][data-approve]") || 
 doc.addEventListener("keydown", (event) => {
   if (doc.body.dataset.shortcuts !== "on" || event.defaultPrevented) return;
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || event.repeat && !"jk".includes(event.key)) return;
-  if (event.target.closest("input, textarea, select, [contenteditable], dialog")) return;
+  // a dialog that has just closed holds the focus until the next frame: what is typed then is meant for the page
+  const holder = event.target.closest("dialog");
+  if (holder ? holder.open : event.target.closest("input, textarea, select, [contenteditable]")) return;
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   if (key === "j") move(1);
   else if (key === "k") move(-1);

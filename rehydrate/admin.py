@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from rehydrate import ledger
 from rehydrate.models import AdminEvent, Workspace
 
-_SECRET = {"digest", "token", "sealed"}
+_SECRET = {"digest", "token", "sealed", "secret", "previous_secret"}
 
 
 class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]

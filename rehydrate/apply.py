@@ -11,23 +11,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connection, transaction
 
-from rehydrate import ledger
+from rehydrate import deliveries, ledger, targets
 from rehydrate.core.policy import FlowPolicy
 from rehydrate.flowfile import Document, FileError, FlowEntry, GroupEntry
-from rehydrate.models import AdminEvent, Flow, Group, Membership, PolicyVersion, Workspace
+from rehydrate.models import AdminEvent, Endpoint, Flow, Group, Membership, PolicyVersion, Workspace
 
 _LOCK = 0x6170706C  # one `apply` at a time in this database
 
 
 @dataclass
 class Report:
-    """`changes`: one line each, none when the file was in force. `notes`: what may surprise, and is no error."""
+    """`changes`: one line each, none when the file was in force. `notes`: what may surprise, and is no error.
+
+    `secrets`: one line for each receiver that is new, with what its deliveries are signed with; kept nowhere in clear.
+    """
 
     changes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -60,9 +65,37 @@ class _Applying:
         )
 
 
+def apply(document: Document, *, by: str = "command", resolve: targets.Resolve = targets.look_up) -> Report:
+    """Puts the file in force. Raises `FileError` where it names an unknown workspace or a receiver that may not be
+    delivered to; then nothing has changed.
+    """
+    notes = _check_receivers(document, resolve)  # before anything is locked: a name server may be slow
+    report = _apply(document, by)
+    report.notes += notes
+    return report
+
+
+def _check_receivers(document: Document, resolve: targets.Resolve) -> list[str]:
+    """A name that leads inside is refused here already; one that leads nowhere may yet be set up."""
+    known = set(Endpoint.objects.values_list("workspace__slug", "flow", "url"))
+    notes = []
+    for name, flow in document.flows.items():
+        url = flow.policy.deliver_to
+        if url is None or (flow.workspace, name, url) in known:
+            continue
+        allowed = settings.ALLOW_PRIVATE_TARGETS
+        try:
+            parsed = targets.parse(url, allow_private=allowed)
+            targets.addresses(parsed.host, parsed.port or 443, allow_private=allowed, resolve=resolve)
+        except targets.TargetError as error:
+            if error.code != "unresolvable":
+                raise FileError(f"[flow.{name}] deliver_to: {error}") from None
+            notes.append(f"flow {name}: deliver_to names a host that has no address yet")
+    return notes
+
+
 @transaction.atomic
-def apply(document: Document, *, by: str = "command") -> Report:
-    """Puts the file in force. Raises `FileError` where it names an unknown workspace; then nothing has changed."""
+def _apply(document: Document, by: str) -> Report:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
     work = _Applying(by)
@@ -142,6 +175,17 @@ def _group(work: _Applying, name: str, entry: GroupEntry) -> None:
 
 
 def _flow(work: _Applying, name: str, entry: FlowEntry) -> None:
+    _policy(work, name, entry)
+    workspace = work.workspaces[entry.workspace]
+    line, secret = deliveries.aim(workspace, name, entry.policy.deliver_to)
+    if line is not None:
+        act = "endpoint.made" if secret else "endpoint.changed"
+        work.changed(workspace, act, f"flow {name}", line)
+    if secret is not None:
+        work.report.secrets.append(f"flow {name}: the secret of its deliveries, shown this once: {secret}")
+
+
+def _policy(work: _Applying, name: str, entry: FlowEntry) -> None:
     workspace = work.workspaces[entry.workspace]
     body = msgspec.to_builtins(entry.policy)
     flow = Flow.objects.select_for_update().filter(workspace=workspace, name=name).first()

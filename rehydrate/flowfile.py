@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from rehydrate import targets
 from rehydrate.core.policy import FIELDS, EffectPolicy, FlowPolicy, WaitPolicy
 
 DEFAULT_WORKSPACE = "default"
@@ -127,8 +128,11 @@ def _check_flow(place: str, policy: FlowPolicy) -> None:
     for pointer in policy.secret:
         if not pointer.startswith("/"):
             raise FileError(f"{place}] secret: {pointer!r} is no JSON Pointer: it begins with /")
-    if policy.deliver_to is not None and not policy.deliver_to.startswith(("https://", "http://")):
-        raise FileError(f"{place}] deliver_to: {policy.deliver_to!r} is no http address")
+    if policy.deliver_to is not None:
+        try:  # whether it may lead inside is for the operator's settings to say, when the file is put in force
+            targets.parse(policy.deliver_to, allow_private=True)
+        except targets.TargetError as error:
+            raise FileError(f"{place}] deliver_to: {error}") from None
     for name, wait in policy.wait.items():
         _once(wait.groups, f"{place}.wait.{name}] groups")
         if wait.escalate_after and not wait.escalate_to:

@@ -108,7 +108,7 @@ def _save(loaded: Loaded, draft: Draft) -> None:
     due = any(due_at <= draft.now for due_at in loading.timers(before).values())
     if draft.recorded or after.run is not before.run or due:
         secret = seal.tails(draft.policy.secret)
-        projections.save([Change(before, after, draft.recorded, secret, draft.now)])
+        projections.save([Change(before, after, draft.recorded, secret, draft.now, bool(draft.policy.deliver_to))])
 
 
 def create(
@@ -135,7 +135,8 @@ def create(
             decide.settle(draft)
         except Refusal as refusal:
             raise shapes.refusal(refusal) from None
-        projections.save([Change(None, draft.state, draft.recorded, seal.tails(policy.secret), draft.now)])
+        secret = seal.tails(policy.secret)
+        projections.save([Change(None, draft.state, draft.recorded, secret, draft.now, bool(policy.deliver_to))])
         if after is not None:
             after(draft)
     return result, draft
@@ -173,9 +174,8 @@ def _catch_up(run_ids: list[str]) -> int:
             draft = Draft(loaded.state, context_of(loaded, SYSTEM))
             decide.apply_overdue(draft)
             decide.settle(draft)
-            changes.append(
-                Change(loaded.state, draft.state, draft.recorded, seal.tails(draft.policy.secret), draft.now)
-            )
+            secret, deliver = seal.tails(draft.policy.secret), bool(draft.policy.deliver_to)
+            changes.append(Change(loaded.state, draft.state, draft.recorded, secret, draft.now, deliver))
         projections.save(changes)
     return len(changes)
 

@@ -9,6 +9,7 @@ _SECRETS = [
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"']+"), r"\1 ***"),
     (re.compile(r"(/hooks/|/sign-in/)[^/\s?\"']+"), r"\1***"),
     (re.compile(r"\b(rhk|rha|rhp)_[A-Za-z0-9_-]{8,}"), r"\1_***"),
+    (re.compile(r"\b(whsec)_[A-Za-z0-9+/=_-]{8,}"), r"\1_***"),
     (re.compile(r"(postgres(?:ql)?://[^:/@\s]*):[^@\s]*@"), r"\1:***@"),
     (re.compile(r"(?i)\b(password|secret|token|api_key|authorization)([\"']?\s*[=:]\s*[\"']?)[^\s\"',;]+"), r"\1\2***"),
 ]

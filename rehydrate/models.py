@@ -574,6 +574,112 @@ class Signal(models.Model):
         return f"{self.name} {self.sender_id}"
 
 
+class Endpoint(models.Model):
+    """Where a flow's deliveries go (its newest policy's `deliver_to`), with what they are signed, and how it does."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    workspace = models.ForeignKey(Workspace, on_delete=models.PROTECT, related_name="endpoints")
+    flow = models.CharField(max_length=100)
+    url = models.TextField(null=True)  # null: the flow names none any more
+    secret = models.TextField()  # encrypted
+    previous_secret = models.TextField(null=True)  # encrypted; signs beside the new one until `previous_until`
+    previous_until = models.DateTimeField(null=True)
+    switched_off_at = models.DateTimeField(null=True)
+    switched_off_why = models.CharField(max_length=200, null=True)
+    failures = models.PositiveIntegerField(default=0)  # attempts in a row that failed
+    quiet_until = models.DateTimeField(null=True)  # nothing is sent before: it asked for that, or it keeps failing
+    answered_at = models.DateTimeField(null=True)  # when it took a delivery last
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["workspace", "flow"], name="endpoint_once")]
+
+    def __str__(self) -> str:
+        return f"{self.flow} → {self.url}"
+
+
+class Delivery(models.Model):
+    """One transition of a run that its flow's receiver is to hear of; written in the transition's own transaction.
+
+    Its id is the `webhook-id`, the same at every attempt. What is pending while its receiver is switched off is shown
+    as set aside.
+    """
+
+    class Type(models.TextChoices):
+        READY = "run.ready"
+        COMPENSATING = "run.compensating"
+        REVIEW = "run.review"
+        ENDED = "run.ended"
+        WAIT_OPENED = "wait.opened"
+
+    class Status(models.TextChoices):
+        PENDING = "pending"  # to be sent at `next_at`; also from given_up and delivered, when somebody sends it again
+        DELIVERED = "delivered"  # the receiver answered 2xx
+        GIVEN_UP = "given_up"  # from pending: three days of attempts failed
+        WITHDRAWN = "withdrawn"  # from pending: the flow names no receiver any more
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    endpoint = models.ForeignKey(Endpoint, on_delete=models.PROTECT, related_name="deliveries")
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="deliveries")
+    type = models.CharField(max_length=20, choices=Type)
+    subject = models.CharField(max_length=200, default="")  # the key of the wait that was opened
+    run_status = models.CharField(max_length=20)
+    run_version = models.PositiveBigIntegerField()
+    at = models.DateTimeField()  # of the transition
+    status = models.CharField(max_length=12, choices=Status)
+    attempts = models.PositiveIntegerField(default=0)  # counted before each is made
+    since = models.DateTimeField()  # its three days count from here
+    next_at = models.DateTimeField()  # while an attempt is made: when its sender is taken for dead
+    sending = models.BooleanField(default=False)
+    last_status = models.PositiveSmallIntegerField(null=True)
+    last_error = models.CharField(max_length=30, null=True)
+    closed_at = models.DateTimeField(null=True)  # delivered, given up or withdrawn
+
+    class Meta:
+        constraints = [
+            # one a transition; also the deliveries of a run
+            models.UniqueConstraint(fields=["run", "run_version", "type", "subject"], name="delivery_once"),
+            models.CheckConstraint(
+                name="delivery_closes_whole",
+                condition=Q(status="pending", closed_at__isnull=True)
+                | (~Q(status="pending") & Q(closed_at__isnull=False, sending=False)),
+            ),
+        ]
+        indexes = [
+            # the sender: what is due, receiver by receiver
+            models.Index(fields=["endpoint", "next_at"], condition=Q(status="pending"), name="delivery_due"),
+            # the sender: how many attempts a receiver is getting right now
+            models.Index(fields=["endpoint"], condition=Q(sending=True), name="delivery_sending"),
+            # the list, newest first
+            models.Index(fields=["endpoint", "-at", "-id"], name="delivery_newest"),
+            # the alarm: what was given up
+            models.Index(fields=["endpoint", "closed_at"], condition=Q(status="given_up"), name="delivery_given_up"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.run_id}"
+
+
+class DeliveryAttempt(models.Model):
+    """One try to hand a delivery over. Written before it is made: without an outcome, its sender died over it."""
+
+    delivery = models.ForeignKey(Delivery, on_delete=models.PROTECT, related_name="tries")
+    number = models.PositiveIntegerField()
+    url = models.TextField()
+    started_at = models.DateTimeField()
+    seconds = models.FloatField(null=True)
+    status = models.PositiveSmallIntegerField(null=True)
+    error = models.CharField(max_length=30, null=True)
+    detail = models.TextField(null=True)
+    answer = models.TextField(null=True)  # its beginning
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["delivery", "number"], name="delivery_attempt_once")]
+
+    def __str__(self) -> str:
+        return f"{self.delivery_id} {self.number}"
+
+
 class IdempotencyRecord(models.Model):
     """The first answer to a request with an Idempotency-Key, kept seven days and given again."""
 

@@ -11,7 +11,7 @@ import msgspec
 from django.db import connection
 from msgspec import Struct
 
-from rehydrate import seal
+from rehydrate import outbox, seal
 from rehydrate.core import events as ev
 from rehydrate.core.canonical import event_hash, instant
 from rehydrate.core.state import Decision, Effect, Ref, Run, State, Wait
@@ -26,6 +26,7 @@ class Change(Struct, frozen=True):
     recorded: list[ev.Recorded]
     secret: tuple[str, ...] = ()
     now: dt.datetime | None = None
+    deliver: bool = False  # the flow names a URL for its deliveries
 
 
 # -- writing
@@ -165,6 +166,7 @@ def save(changes: list[Change]) -> None:
         (_INSERT_REFS, parts["refs"]),
         (_FIRE_TIMERS, fired),
         (_DELETE_TIMERS, gone),
+        (outbox.INSERT, outbox.rows(changes)),
     ]
     # The parts of one statement do not see each other: a timer that is set anew waits until its row before is gone.
     over = {_timer_key(row) for row in (*fired, *gone)}

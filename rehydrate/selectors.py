@@ -24,7 +24,7 @@ from rehydrate.core import events as ev
 from rehydrate.core.canonical import instant
 from rehydrate.core.draft import Draft, same_person
 from rehydrate.core.policy import FlowPolicy
-from rehydrate.core.refusals import invalid, not_found
+from rehydrate.core.refusals import Refusal, invalid, not_found
 from rehydrate.core.state import Decision, Effect, Ref, Run, Wait
 
 Json = dict[str, Any]
@@ -622,3 +622,124 @@ def _covers_everywhere(caller: Caller, workspace: str) -> tuple[str, ...]:
         db.execute("SELECT name, current FROM rehydrate_flow WHERE workspace_id = %s", [workspace])
         policies = [loading.policy_of(workspace, flow, number) for flow, number in db.fetchall()]
     return tuple(dict.fromkeys(end for policy in policies for end in seal.tails(policy.secret)))
+
+
+# -- deliveries
+
+#: As it is shown: what is pending at a receiver that is switched off is set aside.
+_SHOWN_STATUS: Final = (
+    "CASE WHEN d.status <> 'pending' THEN d.status WHEN e.url IS NULL THEN 'withdrawn'"
+    " WHEN e.switched_off_at IS NOT NULL THEN 'set_aside' ELSE 'pending' END"
+)
+_DELIVERY: Final = (
+    "to_jsonb(d) AS delivery, to_jsonb(e) - 'secret' - 'previous_secret' AS receiver, r.flow, r.external_id,"
+    f" r.title, r.workspace_id, {_SHOWN_STATUS} AS shown"
+)
+_DELIVERIES: Final = (
+    "rehydrate_delivery d JOIN rehydrate_endpoint e ON e.id = d.endpoint_id JOIN rehydrate_run r ON r.id = d.run_id"
+)
+_NEWEST_DELIVERY: Final = [("d.at", "timestamptz", "DESC"), ("d.id", "uuid", "DESC")]
+
+
+def oversees(caller: Caller, workspace: str) -> bool:
+    """Who may look at deliveries: operators, auditors and administrators; agents those of their own flows."""
+    return not caller.is_person or caller.may(workspace, "operator") or caller.may(workspace, "auditor")
+
+
+def list_deliveries(caller: Caller, *, filters: Json, cursor: str | None, limit: int) -> Json:
+    """Deliveries, newest first. 403 for people who oversee no workspace."""
+    places = [workspace for workspace in caller.workspaces if oversees(caller, workspace)]
+    if not places and caller.workspaces:
+        raise Refusal("forbidden", "Deliveries are for operators, auditors and administrators.")
+    where = _Where()
+    _walls(where, caller)
+    where.add("r.workspace_id = ANY(%s)", [UUID(workspace) for workspace in places])
+    if "status" in filters:
+        where.add(f"{_SHOWN_STATUS} = %s", filters["status"])
+    if "flow" in filters:
+        where.add("r.flow = %s", filters["flow"])
+    if "run" in filters:
+        where.add("d.run_id = %s", _id(str(filters["run"]), "run"))
+    rows, more, total = _rows(_DELIVERIES, where, order=_NEWEST_DELIVERY, select=_DELIVERY, cursor=cursor, limit=limit)
+    return {"results": [_delivery(row) for row in rows], "next": more, "total": total}
+
+
+def find_delivery(caller: Caller, delivery_id: str, *, acts: bool = False) -> Json:
+    """A delivery, else 404; 403 for people who may see its run and not this. `acts`: an operator is asked for."""
+    with connection.cursor() as db:
+        db.execute(
+            f"SELECT to_jsonb(x) FROM (SELECT {_DELIVERY} FROM {_DELIVERIES} WHERE d.id = %s) x",
+            [_id(delivery_id, "delivery")],
+        )
+        found = db.fetchone()
+    row = (msgspec.json.decode(found[0]) if isinstance(found[0], str) else found[0]) if found else None
+    if row is None or not caller.sees(row["workspace_id"], row["flow"]):
+        raise not_found("delivery")
+    if not oversees(caller, row["workspace_id"]):
+        raise Refusal("forbidden", "Deliveries are for operators, auditors and administrators.")
+    if acts and not caller.may(row["workspace_id"], "operator"):
+        raise Refusal("forbidden", "Only operators send deliveries again.")
+    return _delivery(row)
+
+
+def get_delivery(caller: Caller, delivery_id: str) -> Json:
+    """A delivery with its attempts, the first one first, and the body that is sent."""
+    found = find_delivery(caller, delivery_id)
+    with connection.cursor() as db:
+        db.execute(
+            "SELECT number, url, started_at, seconds, status, error, detail, answer FROM rehydrate_deliveryattempt"
+            " WHERE delivery_id = %s ORDER BY number",
+            [found["id"]],
+        )
+        rows = db.fetchall()
+    names = ("number", "url", "started_at", "seconds", "status", "error", "detail", "answer")
+    attempts = [dict(zip(names, row, strict=True)) for row in rows]
+    for made in attempts:
+        made["started_at"] = instant(made["started_at"])
+        made["url"] = shown_url(made["url"])
+        # Without an outcome it is being made right now, or its sender died over it.
+        if made["seconds"] is None and not (found["sending"] and made["number"] == found["attempt"]):
+            made["error"] = "interrupted"
+    return {**found, "attempts": attempts}
+
+
+def shown_url(url: str) -> str:
+    """An address as everybody may read it: what follows its path may be a key."""
+    return url.partition("?")[0] + ("?…" if "?" in url else "")
+
+
+def _delivery(row: Json) -> Json:
+    delivery, receiver, status = row["delivery"], row["receiver"], row["shown"]
+    pending = status == "pending" and not delivery["sending"]
+    due = max((when for when in (delivery["next_at"], receiver["quiet_until"]) if when), key=dt.datetime.fromisoformat)
+    return {
+        "id": delivery["id"],
+        "type": delivery["type"],
+        "wait": delivery["subject"] or None,
+        "run": delivery["run_id"],
+        "run_title": row["title"],
+        "flow": row["flow"],
+        "external_id": row["external_id"],
+        "run_status": delivery["run_status"],
+        "run_version": delivery["run_version"],
+        "at": _instant(delivery["at"]),
+        "status": status,
+        "sending": delivery["sending"] and status in ("pending", "set_aside"),
+        "attempt": delivery["attempts"],
+        "next_try_at": _instant(due) if pending else None,
+        "last_status": delivery["last_status"],
+        "last_error": delivery["last_error"],
+        "closed_at": _instant(delivery["closed_at"]),
+        "receiver": {
+            "id": receiver["id"],
+            "url": shown_url(receiver["url"]) if receiver["url"] else None,
+            "failures": receiver["failures"],
+            "switched_off_at": _instant(receiver["switched_off_at"]),
+            "switched_off_why": receiver["switched_off_why"],
+            "answered_at": _instant(receiver["answered_at"]),
+        },
+    }
+
+
+def _instant(text: str | None) -> str | None:
+    return None if text is None else instant(dt.datetime.fromisoformat(text))

@@ -233,10 +233,10 @@ Q_CLUSTER: dict[str, Any] = {
     "name": "rehydrate",
     "label": "Background work",
     "orm": "default",
-    "workers": 2,
+    "workers": 4,  # senders of deliveries overlap as ticks do, and leave two
     "queue_limit": 8,
-    "timeout": 60,
-    "retry": 180,  # more than twice the timeout: the clock starts when a task is taken into memory
+    "timeout": 150,
+    "retry": 360,  # more than twice the timeout: the clock starts when a task is taken into memory
     "poll": 0.5,
     "save_limit": -1,  # anything else locks the whole history at each task
     "catch_up": False,

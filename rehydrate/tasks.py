@@ -8,8 +8,9 @@ import os
 import time
 
 from django.db import connection
+from django_q.tasks import async_task
 
-from rehydrate import clock, engine
+from rehydrate import clock, engine, sender
 from rehydrate.models import Heartbeat
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,16 @@ def tick() -> None:
             connection.close()
             pause = 1.0
         time.sleep(pause)
+
+
+def start_deliver() -> None:
+    """What the schedule starts each minute: the sender works on the other cluster, where nothing waits for ticks."""
+    async_task("rehydrate.tasks.deliver", cluster="rehydrate", group="deliver")
+
+
+def deliver() -> None:
+    """Sends what is due to the receivers of flows, for the length of a tick or until the supervisor stops."""
+    sender.run(lasts=TICK_LASTS, stopping=_stopping, note=lambda: _note("deliver"))
 
 
 def beat(cluster: str) -> None:

@@ -71,18 +71,19 @@ def collect_static() -> None:
 
 
 def schedule_ticks() -> None:
-    """One tick starts each minute, on the cluster that does nothing else; the first one at once."""
-    Schedule.objects.update_or_create(
-        name="tick",
-        defaults={
-            "func": "rehydrate.tasks.tick",
-            "schedule_type": Schedule.MINUTES,
-            "minutes": 1,
-            "repeats": -1,
-            "cluster": "ticks",
-        },
-    )
-    async_task("rehydrate.tasks.tick", cluster="ticks", group="tick")
+    """One tick and one sender start each minute, the first ones at once. The cluster of ticks does nothing else."""
+    for name, func in (("tick", "rehydrate.tasks.tick"), ("deliver", "rehydrate.tasks.start_deliver")):
+        Schedule.objects.update_or_create(
+            name=name,
+            defaults={
+                "func": func,
+                "schedule_type": Schedule.MINUTES,
+                "minutes": 1,
+                "repeats": -1,
+                "cluster": "ticks",
+            },
+        )
+        async_task(func, cluster="ticks", group=name)
 
 
 @dataclass(frozen=True)

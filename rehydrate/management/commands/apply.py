@@ -32,5 +32,7 @@ class Command(BaseCommand):
             raise CommandError(f"{file}: {error}") from error
         for line in report.changes or ["nothing changed"]:
             self.stdout.write(line)
+        for line in report.secrets:
+            self.stdout.write(line)
         for note in report.notes:
             self.stderr.write(f"note: {note}")

@@ -1,0 +1,90 @@
+"""When a delivery is tried again, and which receivers get how many attempts at once. Pure: no database, no clock.
+
+What is sent is Standard Webhooks (https://www.standardwebhooks.com): 2xx is done, 410 means that nobody wants more,
+anything else is tried again. A redirect is not followed: it is an answer like any other that is no 2xx.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+from msgspec import Struct
+
+#: For so long a delivery is tried, from its transition or from when somebody sends it again.
+GIVE_UP_AFTER: Final = timedelta(days=3)
+_FIRST: Final = 5.0
+_GROWS: Final = 3.0
+_LONGEST: Final = 4 * 3600.0
+#: A receiver may ask for a pause (429 and 503 with Retry-After), but for no longer than that.
+LONGEST_PAUSE: Final = 3600.0
+
+#: Attempts that one receiver is given at once; one that failed last gets a single one, until it takes it.
+AT_ONCE: Final = 4
+
+
+class Receiver(Struct, frozen=True):
+    """A receiver for which something is due: its attempts under way, how many more are due, its failures in a row."""
+
+    id: str
+    busy: int
+    due: int
+    failures: int
+
+
+def share(receivers: list[Receiver], *, free: int, free_for_failing: int) -> dict[str, int]:
+    """How many attempts each receiver gets of the `free` ones: in turns, those that work before those that fail."""
+    given: dict[str, int] = {}
+    room = {r.id: min(r.due, max(0, (AT_ONCE if r.failures == 0 else 1) - r.busy)) for r in receivers}
+    for failing in (False, True):
+        left = min(free, free_for_failing) if failing else free
+        turn = [r.id for r in receivers if bool(r.failures) is failing]
+        while left > 0 and (turn := [id_ for id_ in turn if given.get(id_, 0) < room[id_]]):
+            for id_ in turn[:left]:
+                given[id_] = given.get(id_, 0) + 1
+            free -= len(turn[:left])
+            left -= len(turn[:left])
+    return given
+
+
+def backoff(attempts: int, luck: float) -> float:
+    """Seconds until the next attempt after so many: 5, 15, 45 ... at most 4 hours, a quarter more or less by `luck`
+    (0 to 1), so that what failed together is not tried together.
+    """
+    return float(min(_LONGEST, _FIRST * _GROWS ** max(0, min(attempts, 20) - 1)) * (0.75 + luck / 2))
+
+
+def next_try(
+    *, attempts: int, since: datetime, now: datetime, luck: float, pause: float | None = None
+) -> datetime | None:
+    """When to try again after an attempt that failed: the last time at the end of the three days, after which None.
+
+    `pause` is what the receiver asked for, in seconds.
+    """
+    end = since + GIVE_UP_AFTER
+    if now >= end:
+        return None
+    wait = max(backoff(attempts, luck), min(pause or 0.0, LONGEST_PAUSE))
+    return min(now + timedelta(seconds=wait), end)
+
+
+def quiet(failures: int) -> float:
+    """Seconds in which a receiver that failed so often in a row is left alone, whatever else is due for it."""
+    return float(min(60, 2 ** (failures - 3))) if failures >= 3 else 0.0
+
+
+def retry_after(value: str | None, now: datetime) -> float | None:
+    """The header's seconds, which may be given as a date (RFC 9110, 10.2.3); None for anything else."""
+    if value is None or len(value) > 50:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:12])
+    try:
+        when = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return max(0.0, (when - now).total_seconds())

@@ -736,3 +736,20 @@ class Heartbeat(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class DrillResult(models.Model):
+    """How one drill went, as `manage.py drill` found it (see demo.drills.procedures); written once, never changed."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    drill = models.CharField(max_length=50)
+    passed = models.BooleanField()
+    started_at = models.DateTimeField()
+    version = models.CharField(max_length=50)
+    body = models.JSONField()
+
+    class Meta:
+        indexes = [models.Index(fields=["drill", "-started_at"], name="drill_latest")]  # the last ones of each
+
+    def __str__(self) -> str:
+        return f"{self.drill} {self.started_at:%Y-%m-%d %H:%M}"

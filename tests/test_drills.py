@@ -222,7 +222,8 @@ def test_ctrl_c_in_the_middle_leaves_nothing_behind(transactional_db: None, temp
 def test_killed_itself_it_leaves_nobody_behind(temporary: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from rehydrate.demo.drills.processes import Household;"
-        "member = Household(Path(sys.argv[1])).start(['sleep', '600'], dict(os.environ)); print(member.pid, flush=True);"
+        "member = Household(Path(sys.argv[1])).start(['sleep', '600'], dict(os.environ));"
+        "print(member.pid, flush=True);"
         "os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(temporary)], cwd=ROOT, capture_output=True, text=True)

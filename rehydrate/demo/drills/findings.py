@@ -65,11 +65,8 @@ def same_run(facts: Facts) -> tuple[bool, Json]:
 
 def checkpoint(facts: Facts) -> tuple[bool, Json]:
     """It came back to the last checkpoint before the break, and that was the one that the drill had in mind."""
-    names = ("seq", "stage", "ref")
-    before, after = (
-        {name: ((shape or {}).get("checkpoint") or {}).get(name) for name in names}
-        for shape in (facts.before, facts.back)
-    )
+    saved = [(shape or {}).get("checkpoint") or {} for shape in (facts.before, facts.back)]
+    before, after = ({name: one.get(name) for name in ("seq", "stage", "ref")} for one in saved)
     due = before["stage"] == facts.stage and before["ref"] == facts.ref
     return facts.back is not None and due and before == after, {"before": before, "after": after}
 

@@ -5,6 +5,7 @@ The lease is the ledger's.
 
 from typing import Any
 
+import psycopg
 from django.db import connection
 
 from rehydrate import clock
@@ -70,3 +71,49 @@ def seconds_until_due() -> float | None:
         )
         row = cursor.fetchone()
     return None if row is None or row[0] is None else float(row[0])
+
+
+_CLAIMABLE = (
+    "r.status IN ('ready', 'compensating') AND r.lease_expires_at IS NULL"
+    " AND (r.retry_at IS NULL OR r.retry_at <= clock_timestamp() + %(clock)s::interval)"
+)
+_PAST = "<= clock_timestamp() + %(clock)s::interval - %(grace)s::interval"
+_AWAITED = f"""
+WITH asked AS (SELECT * FROM unnest(%(workspaces)s::uuid[], %(flows)s::text[]) AS a(workspace_id, flow))
+SELECT a.workspace_id, a.flow, NULL::float FROM asked a WHERE a.flow <> '*' AND EXISTS (
+    SELECT FROM rehydrate_run r WHERE r.workspace_id = a.workspace_id AND r.flow = a.flow AND {_CLAIMABLE})
+UNION SELECT r.workspace_id, r.flow, NULL FROM asked a, LATERAL (
+    SELECT r.workspace_id, r.flow FROM rehydrate_run r WHERE r.workspace_id = a.workspace_id AND {_CLAIMABLE} LIMIT 1
+) r WHERE a.flow = '*'
+UNION SELECT r.workspace_id, r.flow, NULL FROM (
+    (SELECT id FROM rehydrate_run WHERE lease_expires_at {_PAST} ORDER BY lease_expires_at LIMIT 100)
+    UNION ALL
+    (SELECT run_id FROM rehydrate_timer WHERE fired_at IS NULL AND due_at {_PAST} ORDER BY due_at LIMIT 100)
+) due JOIN rehydrate_run r ON r.id = due.id
+UNION ALL SELECT NULL, NULL, extract(epoch FROM least(
+    (SELECT min(due_at) FROM rehydrate_timer WHERE fired_at IS NULL AND NOT due_at {_PAST}),
+    (SELECT min(lease_expires_at) FROM rehydrate_run WHERE NOT lease_expires_at {_PAST})
+) - clock_timestamp() - %(clock)s::interval)
+"""
+
+
+def awaited(
+    conn: psycopg.Connection[Any], asked: list[tuple[str, str]], *, grace: float
+) -> tuple[float | None, list[tuple[str, str]]]:
+    """For those who wait for runs of `asked` (workspace, flow; "*" for any): seconds until something becomes due by
+    itself, and the (workspace, flow) in which there is a run to claim, or something was due `grace` seconds ago.
+    """
+    given = {
+        "clock": clock.interval(),
+        "grace": f"{grace} seconds",
+        "workspaces": [workspace for workspace, _ in asked],
+        "flows": [flow for _, flow in asked],
+    }
+    left: float | None = None
+    found: list[tuple[str, str]] = []
+    for workspace, flow, seconds in conn.execute(_AWAITED, given).fetchall():
+        if workspace is None:
+            left = seconds
+        else:
+            found.append((str(workspace), flow))
+    return left, found

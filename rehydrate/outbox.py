@@ -24,6 +24,7 @@ INSERT: Final = (
     " FROM jsonb_to_recordset(%s::jsonb) AS x(id uuid, workspace uuid, flow text, run_id uuid, type text, subject text,"
     " run_status text, run_version bigint, at timestamptz)"
     " JOIN rehydrate_endpoint e ON e.workspace_id = x.workspace AND e.flow = x.flow AND e.url IS NOT NULL"
+    " RETURNING 1"
 )
 
 

@@ -11,7 +11,7 @@ import msgspec
 from django.db import connection
 from msgspec import Struct
 
-from rehydrate import outbox, seal
+from rehydrate import notices, outbox, seal
 from rehydrate.core import events as ev
 from rehydrate.core.canonical import event_hash, instant
 from rehydrate.core.state import Decision, Effect, Ref, Run, State, Wait
@@ -172,19 +172,22 @@ def save(changes: list[Change]) -> None:
     over = {_timer_key(row) for row in (*fired, *gone)}
     anew = [row for row in pending if _timer_key(row) in over]
     writes.append((_INSERT_TIMERS, [row for row in pending if _timer_key(row) not in over]))
+    news = notices.of(changes, due=(dt.datetime.fromisoformat(row["due_at"]) for row in pending))
     with connection.cursor() as cursor:
-        _write(cursor, writes)
+        _write(cursor, writes, news)
         _write(cursor, [(_INSERT_TIMERS, anew)])
 
 
-def _write(cursor: Any, writes: list[tuple[str, Any]]) -> None:
+def _write(cursor: Any, writes: list[tuple[str, Any]], news: dict[notices.Kind, Any] | None = None) -> None:
     """What there is to write, as one statement: each way to the database costs as much as the work done there."""
     given = [(sql, msgspec.json.encode(rows).decode()) for sql, rows in writes if rows]
-    if len(given) == 1:
+    sent = next((f"w{i}" for i, (sql, _) in enumerate(given) if sql is outbox.INSERT), None)
+    if len(given) == 1 and not news and sent is None:
         cursor.execute(given[0][0], [given[0][1]])
     elif given:
         steps = ", ".join(f"w{i} AS ({sql})" for i, (sql, _) in enumerate(given))
-        cursor.execute(f"WITH {steps} SELECT 1", [rows for _, rows in given])
+        end, told = (notices.tell(sent), [notices.parts(news or {})]) if news or sent else ("SELECT 1", [])
+        cursor.execute(f"WITH {steps} {end}", [*(rows for _, rows in given), *told])
 
 
 _TIMER_SOURCE: Final = "jsonb_populate_recordset(null::rehydrate_timer, %s::jsonb) x"

@@ -4,16 +4,15 @@ Dicts in the contract's shapes.
 """
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
 from django.conf import settings
-from django.db import IntegrityError, InterfaceError, OperationalError, connection, transaction
+from django.db import IntegrityError, InterfaceError, OperationalError, transaction
 from msgspec.structs import replace
 
-from rehydrate import claims, clock, ledger, seal, selectors, shapes, signals
+from rehydrate import claims, clock, ledger, seal, selectors, shapes, signals, wakeups
 from rehydrate.callers import Caller
 from rehydrate.core import commands as cmd
 from rehydrate.core import decide as core
@@ -30,9 +29,6 @@ from rehydrate.models import CheckpointState, Signal, Wait
 log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
-
-#: How often a long poll looks again.
-POLL_SECONDS: Final = 0.2
 
 
 # -- who may
@@ -408,25 +404,31 @@ def _envelope(draft: Draft, found: verdict.Verdict) -> Json:
 
 def claim(caller: Caller, body: cmd.Claim) -> Json | None:
     """The next ready run of some flows with its lease, waiting up to `wait` seconds; None when there is none."""
+    workspace, flows = _may_claim(caller, body)
+    if not body.wait:
+        return _claim_once(caller, workspace, flows, body)
+    with ear_for_claim(caller, body) as ear:
+        return wakeups.look_until(ear, body.wait, lambda: _claim_once(caller, workspace, flows, body))
+
+
+def _may_claim(caller: Caller, body: cmd.Claim) -> tuple[str, tuple[str, ...] | None]:
+    """The workspace, and the flows to claim from (None: all of them)."""
     _agent_only(caller)
     (workspace,) = caller.workspaces
     flows = None if body.flows == ["*"] and "*" in caller.flows else tuple(body.flows)
     for flow in flows or ():
         if not caller.sees(workspace, flow):
             raise Refusal("forbidden", f"This key may not use the flow {flow}.")
-    end = time.monotonic() + body.wait
-    while True:
-        envelope = _claim_once(caller, workspace, flows, body)
-        if envelope is not None or time.monotonic() >= end:
-            return envelope
-        rest(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
+    return workspace, flows
 
 
-def rest(seconds: float) -> None:
-    """Wait between two looks of a long poll, without holding one of the pool's connections meanwhile."""
-    if not connection.in_atomic_block:
-        connection.close()
-    time.sleep(seconds)
+def ear_for_claim(caller: Caller, body: cmd.Claim) -> wakeups.Ear:
+    """Hears of runs that this claim could get; agents that could get the same ones are a group. Refuses as it would."""
+    workspace, flows = _may_claim(caller, body)
+    agent = body.agent
+    readable = (agent.version, tuple(agent.reads)) if agent is not None else None
+    topics = [wakeups.ready(workspace, None)] if flows is None else [wakeups.ready(workspace, flow) for flow in flows]
+    return wakeups.listen(*topics, group=(flows, readable))
 
 
 def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, body: cmd.Claim) -> Json | None:
@@ -446,6 +448,7 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
                         within=True,
                     )
                     if found is not None:
+                        wakeups.served(wakeups.ready(workspace, draft.run.flow))
                         return _envelope(draft, found)
         except (OperationalError, InterfaceError):
             raise

@@ -92,6 +92,10 @@ def postgres_server() -> Iterator[Any]:
     with server.in_use():
         yield server
 
+        from rehydrate import wakeups
+
+        wakeups.listener().stop()
+
 
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None, postgres_server: Any) -> None:

@@ -18,13 +18,11 @@ from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from rehydrate import services
+from rehydrate import wakeups
 from rehydrate.api import auth, idempotency, parsing, problems, schema
 from rehydrate.api.idempotency import Grant, Outcome
 from rehydrate.callers import Caller
 from rehydrate.core.refusals import Refusal, not_found
-
-#: How often a long poll with an Idempotency-Key looks again.
 
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -80,8 +78,8 @@ class Operation:
     query: type[msgspec.Struct] | None = None
     people_only: bool = False
     grants: Callable[[Any, Any, Mapping[str, str]], Grant | None] | None = None
-    #: True for a long poll: its body's `wait` is how many seconds it may take. No transaction is held meanwhile.
-    polls: bool = False
+    #: For a long poll: what hears of news for this caller and body, whose `wait` is how many seconds it may take.
+    polls: Callable[[Caller, Any], wakeups.Ear] | None = None
     #: True where the operation commits by itself, and repeating it does no harm.
     apart: bool = False
     #: False at addresses that are secret by themselves (callback URLs).
@@ -121,7 +119,7 @@ def post(
     refuses: tuple[int, ...] = (),
     people_only: bool = False,
     grants: Callable[[Any, Any, Mapping[str, str]], Grant | None] | None = None,
-    polls: bool = False,
+    polls: Callable[[Caller, Any], wakeups.Ear] | None = None,
     apart: bool = False,
     signed_in: bool = True,
 ) -> Callable[[Callable[..., Any]], Operation]:
@@ -246,21 +244,28 @@ class Endpoint(APIView):
         )
         if operation.apart:
             return idempotency.once_apart(once, act_or_refuse).response
-        if operation.polls:
-            return _poll(once, given, act_or_refuse).response
+        if operation.polls is not None and caller is not None and given.wait:
+            return _poll(once, functools.partial(operation.polls, caller), given, act_or_refuse).response
         return idempotency.once(once, act_or_refuse).response
 
 
-def _poll(once: idempotency.Request, given: Any, act: Callable[..., Outcome]) -> Outcome:
+def _poll(
+    once: idempotency.Request, listen: Callable[[Any], wakeups.Ear], given: Any, act: Callable[..., Outcome]
+) -> Outcome:
     """A long poll with an Idempotency-Key: each look is a transaction of its own, with the record of what it found."""
-    end = time.monotonic() + given.wait
+    try:
+        ear = listen(given)
+    except Refusal:
+        return idempotency.once(once, act)  # it refuses the same, and that is kept
     look = msgspec.structs.replace(given, wait=0)
-    while True:
-        last = time.monotonic() >= end
-        outcome = idempotency.once(once, functools.partial(act, look, last=last))
-        if outcome.final:
-            return outcome
-        services.rest(min(services.POLL_SECONDS, max(0.0, end - time.monotonic())))
+    end = time.monotonic() + given.wait
+    with ear:
+        while True:
+            outcome = idempotency.once(once, functools.partial(act, look, last=time.monotonic() >= end))
+            if outcome.final:
+                return outcome
+            if not wakeups.rest(ear, end - time.monotonic()):
+                end = 0.0
 
 
 def _who(caller: Caller | None) -> str:

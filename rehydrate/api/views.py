@@ -124,7 +124,9 @@ def rehydrate_run(caller: Caller, *, run_id: str, body: c.Rehydrate) -> Json:
     return services.rehydrate_run(caller, run_id, body)
 
 
-@post(tag="Agents", body=c.Claim, answers={200: shapes.Envelope, 204: None}, grants=_lease, polls=True)
+@post(
+    tag="Agents", body=c.Claim, answers={200: shapes.Envelope, 204: None}, grants=_lease, polls=services.ear_for_claim
+)
 def claim(caller: Caller, *, body: c.Claim) -> Json | None:
     """Claim the next run that is ready.
 

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.db import OperationalError, connection, connections
 from django.test import Client
 
-from rehydrate import engine, keys
+from rehydrate import engine, keys, wakeups
 from rehydrate.api import endpoint, limits, problems
 from rehydrate.api.endpoint import Answer, Paged, get, post, resource
 from rehydrate.api.idempotency import Grant
@@ -84,12 +84,14 @@ class Wish(commands.Body, frozen=True):
 
 
 looks: list[int] = []
+NEWS = wakeups.DELIVERY
 
 
-@post(tag="Test", body=Wish, answers={200: None, 204: None}, polls=True)
+@post(tag="Test", body=Wish, answers={200: None, 204: None}, polls=lambda _caller, _body: wakeups.listen(NEWS))
 def wish(caller: Caller, *, body: Wish) -> dict[str, Any] | None:
     """Poll."""
     looks.append(body.wait)
+    wakeups.listener().wake(NEWS)  # comes between this look and the wait that follows
     AdminEvent.objects.create(actor_kind=caller.kind, actor_id=caller.id, act="look")
     return {"looks": len(looks)} if len(looks) >= body.at else None
 

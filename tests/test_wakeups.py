@@ -16,6 +16,7 @@ from rehydrate.ids import uuid7
 from rehydrate.wakeups import Listener
 
 from .conftest import Clock, eventually
+from .deliveries.told import told
 from .ledger_cast import Cast, approval, checkpoint, ev, timer
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -287,3 +288,15 @@ def test_every_run_finds_an_agent_whoever_wakes(cast: Cast, listener: Listener, 
         for run in runs[8:]:
             run.decide("legal", "approve")
     assert {agent.result(30)["run"]["id"] for agent in agents} == {run.id for run in runs}
+
+
+def test_senders_are_told_of_what_is_to_be_delivered(
+    cast: Cast, listener: Listener, threads: ThreadPoolExecutor
+) -> None:
+    sender = Waiting(threads, wakeups.DELIVERY)
+    cast.open(holder=None)
+    with transaction.atomic():
+        told(cast, "https://agent.example/hooks")
+    cast.open(holder=None)
+    sender.looked()
+    assert sender.looks == 1

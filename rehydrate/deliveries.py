@@ -34,6 +34,7 @@ OVERLAP: Final = dt.timedelta(hours=24)
 # -- receivers, as flows name them
 
 
+@transaction.atomic
 def aim(workspace: Workspace, flow: str, url: str | None) -> tuple[str | None, str | None]:
     """Makes a flow's receiver what its policy says. What changed, in words, and the secret of one that is new.
 

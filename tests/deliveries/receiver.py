@@ -41,7 +41,7 @@ class Post:
         return self.json
 
 
-Answer = Callable[["Handler"], None]
+Answer = Callable[["Handler"], object]
 
 
 @dataclass

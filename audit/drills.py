@@ -68,6 +68,10 @@ _STEPS: Final = {
 }
 
 
+#: In the order in which they are told.
+NAMES: Final = tuple(_TITLES)
+
+
 def title(drill: str) -> str:
     return str(_TITLES.get(drill, drill))
 
@@ -98,10 +102,14 @@ def steps(result: Json) -> list[str]:
 def circumstances(result: Json) -> str:
     """Version, when, how long, against what."""
     started = formats.parse_time(result["started_at"])
-    own = result["server"]["kind"] == "own"
-    server = gettext("a server of the drill's own") if own else result["server"]["url"]
     when = f"{started:%Y-%m-%d %H:%M} UTC" if started else "–"
-    return f"Rehydrate {result['version']} · {when} · {result['seconds']:.1f} s · {server}"
+    return f"Rehydrate {result['version']} · {when} · {result['seconds']:.1f} s · {server(result)}"
+
+
+def server(result: Json) -> str:
+    """What was drilled."""
+    own = result["server"]["kind"] == "own"
+    return gettext("a server of the drill's own") if own else str(result["server"]["url"])
 
 
 def passed(result: Json) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from django.db.models import Q
 from django.utils import timezone
 
-from rehydrate.models import Effect, LedgerEvent, Wait
+from rehydrate.models import DrillResult, Effect, LedgerEvent, Run, Wait
 
 PAGE = 60
+DRILLS_LISTED = 30
 DECISIONS = (
     "wait.decided",
     "handed_back",
@@ -114,3 +116,27 @@ def _entry(row: LedgerEvent) -> dict[str, Any]:
         "run_title": row.run.title,
         "external_id": row.run.external_id,
     }
+
+
+def drills(caller: Any) -> dict[str, Any]:
+    """`{latest, earlier}`: the last result of each drill, and the results before, newest first. See `_result`."""
+    latest = list(DrillResult.objects.order_by("drill", "-started_at").distinct("drill"))
+    listed = DrillResult.objects.exclude(pk__in=[row.pk for row in latest]).order_by("-id")[:DRILLS_LISTED]
+    return {"latest": _results(caller, latest), "earlier": [{"id": row.pk, **row.body} for row in listed]}
+
+
+def drill_result(caller: Any, result_id: uuid.UUID) -> dict[str, Any] | None:
+    """One result; None when there is none."""
+    found = _results(caller, DrillResult.objects.filter(pk=result_id))
+    return found[0] if found else None
+
+
+def _results(caller: Any, rows: Iterable[DrillResult]) -> list[dict[str, Any]]:
+    """The results as they were found, with their `id`, and `run_here`: whether the caller sees that run on this server
+    (most ran on a server that was thrown away).
+    """
+    found = [{"id": row.pk, **row.body} for row in rows]
+    runs = [result["run"]["id"] for result in found if result["run"]]
+    visible = [uuid.UUID(known) for known, roles in caller.workspaces.items() if roles]
+    here = set(map(str, Run.objects.filter(pk__in=runs, workspace_id__in=visible).values_list("pk", flat=True)))
+    return [{**result, "run_here": bool(result["run"]) and result["run"]["id"] in here} for result in found]

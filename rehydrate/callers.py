@@ -43,6 +43,12 @@ class Caller:
             return "admin" in roles
         return role in LADDER and any(held in LADDER and LADDER.index(held) >= LADDER.index(role) for held in roles)
 
+    def runs_something(self) -> bool:
+        """True when the caller, a person, operates or audits at least one workspace: what concerns the whole
+        installation, and no single run, is theirs to see.
+        """
+        return any(self.may(known, "operator") or self.may(known, "auditor") for known in self.workspaces)
+
     def sees(self, workspace: str, flow: str) -> bool:
         """True when runs of the flow are within the caller's wall."""
         if workspace not in self.workspaces:

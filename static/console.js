@@ -51,6 +51,19 @@ function tick() {
 }
 setInterval(tick, 1000);
 
+// --- copying what stands in a field ------------------------------------------------------------------------------------
+doc.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  const field = doc.getElementById(button.dataset.copy);
+  field.select();
+  try { await navigator.clipboard.writeText(field.value); } catch { doc.execCommand("copy"); } // no clipboard without TLS
+  announce(button.dataset.done);
+  const label = button.textContent;
+  button.textContent = button.dataset.done;
+  setTimeout(() => { button.textContent = label; }, 2000);
+});
+
 // --- dialogs: a confirmation opens beside the page; without this script it is a page of its own -------------------------
 const dialog = $("#dialog"), dialogBody = $("#dialog-body");
 let opener = null;

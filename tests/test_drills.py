@@ -22,6 +22,7 @@ from rehydrate.demo.drills import CHECKS, DRILLS
 from rehydrate.demo.drills.findings import Facts, checks
 from rehydrate.models import ApiKey, DrillResult, Run, Workspace
 from tests.conftest import HOME, ROOT, Server, _embedded, eventually
+from tests.drilled import good_facts
 
 Json = dict[str, Any]
 
@@ -247,26 +248,6 @@ def test_without_an_installation_it_says_that_nothing_is_kept(live_server: Serve
 
 
 # --- judging
-
-
-def good_facts() -> Facts:
-    shape = {"seq": 7, "stage": "asked", "ref": "drill://x/asked", "digest": None}
-    effect = {"key": "k", "state": "executed", "receipt": {"id": "CRM-1"}, "attempt": 1}
-    return Facts(
-        stage="asked",
-        ref="drill://x/asked",
-        actions=("crm.create_draft", "payments.pay"),
-        moments=1,
-        run={"id": "r1", "flow": "drill", "external_id": "x"},
-        before={"checkpoint": shape},
-        epoch_before=1,
-        outside_before={"k": "CRM-1"},
-        back={"run": "r1", "found": "r1", "lease": {"epoch": 2}, "checkpoint": dict(shape), "effects": [dict(effect)]},
-        after={"status": "completed", "effects": [dict(effect)]},
-        runs=1,
-        touched={"crm.create_draft": 1, "payments.pay": 1},
-        verdicts=[{"moment": "back", "expected": ["continue", ["clear"]], "found": ["continue", ["clear"]]}],
-    )
 
 
 def set_in(facts: Facts, *path: Any) -> Facts:

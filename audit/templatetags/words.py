@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.html import Urlizer, format_html, json_script
 from django.utils.safestring import SafeString, mark_safe
 
-from audit import formats, narrative, track
+from audit import drills, formats, narrative, track
 
 register = template.Library()
 
@@ -375,3 +375,41 @@ def run_track(context: Context, run: dict[str, Any], events: list[dict[str, Any]
     now = _now(context)
     drawn = track.from_events(run, events, now) if events is not None else track.from_summary(run, now)
     return {"track": drawn, "large": events is not None, "run": run, "now": now}
+
+
+@register.filter
+def drill_title(name: str) -> str:
+    return drills.title(name)
+
+
+@register.filter
+def drill_about(name: str) -> str:
+    return drills.about(name)
+
+
+@register.filter
+def drill_checks(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return drills.checks(result)
+
+
+@register.filter
+def drill_steps(result: dict[str, Any]) -> list[str]:
+    return drills.steps(result)
+
+
+@register.filter
+def drill_look(result: dict[str, Any]) -> dict[str, str]:
+    """Passed or failed, as a tag."""
+    return {"tone": "go" if result["passed"] else "stop", "mark": "done" if result["passed"] else "fail",
+            "word": drills.passed(result)}  # fmt: skip
+
+
+@register.filter
+def drill_server(result: dict[str, Any]) -> str:
+    return drills.server(result)
+
+
+@register.filter
+def drill_markdown(results: Any) -> str:
+    """A checklist to paste, of one result or of several."""
+    return drills.markdown([results] if isinstance(results, dict) else list(results))

@@ -23,6 +23,7 @@ from tests.contract.driver import (
     started,
     unknown,
 )
+from tests.drilled import good_facts, kept
 
 from .conftest import Desk
 
@@ -61,6 +62,11 @@ def places(world: World, bot: Agent) -> dict[str, str]:
     world.person("dave").takeover(held).fine()
     over = bot.open()
     over.do(completed())
+    wrong = good_facts()
+    wrong.touched["payments.pay"] = 2
+    failed = kept("effect-done-record-lost", wrong, error="it was killed")
+    for _ in range(2):
+        kept("restart-while-waiting")
     return {
         "inbox": "/?scope=available",
         "filtered": "/?scope=available&q=zzz",
@@ -85,6 +91,8 @@ def places(world: World, bot: Agent) -> dict[str, str]:
         "clear": f"/runs/{lost.id}/clear/",
         "retry": f"/runs/{lost.id}/retry/",
         "history": "/history/",
+        "drills": "/drills/",
+        "drill": f"/drills/{failed.pk}/",
         "settings": "/settings/",
         "not there": "/nothing/",
     }
@@ -125,7 +133,7 @@ def test_the_chinese_console_fits_on_a_phone(sits_down: SitsDown, places: dict[s
     desk = sits_down("frank", width=390, locale="zh-CN")
     page = desk.open(places["run"])
     expect(page.locator("html")).to_have_attribute("lang", "zh-hans")
-    found = {name: faults for name in ("inbox", "run", "hand back", "history", "conditions")
+    found = {name: faults for name in ("inbox", "run", "hand back", "history", "conditions", "drills")
              if (faults := findings(desk.open(places[name])))}  # fmt: skip
     assert found == {}
 

@@ -15,7 +15,7 @@ import msgspec
 from django.db import connection, transaction
 from django.db.models import F, Q
 
-from rehydrate import clock, seal, selectors, webhooks
+from rehydrate import clock, notices, seal, selectors, webhooks
 from rehydrate.callers import Caller
 from rehydrate.core import delivering
 from rehydrate.core.canonical import instant
@@ -78,6 +78,13 @@ def _start_afresh(endpoint: Endpoint, now: dt.datetime) -> None:
         switched_off_at=None, switched_off_why=None, failures=0, quiet_until=None
     )
     Delivery.objects.filter(endpoint=endpoint, status="pending", sending=False).update(since=now, next_at=now)
+    _tell()
+
+
+def _tell() -> None:
+    """Senders hear of it when this is committed."""
+    with connection.cursor() as cursor:
+        cursor.execute(notices.tell(), [notices.parts({notices.Kind.DELIVERY: None})])
 
 
 def rotate(endpoint: Endpoint, *, overlap: dt.timedelta = OVERLAP, by: str = "command") -> str:
@@ -190,6 +197,15 @@ def claim(*, free: int, free_for_failing: int) -> list[Job]:
 
 def _job(row: tuple[Any, ...], now: dt.datetime, failing: set[UUID]) -> Job:
     id_, number, endpoint, since, type_, at, status, version, run, flow, external_id, url, *sealed = row
+    said = {
+        "type": type_,
+        "at": instant(at),
+        "run": str(run),
+        "flow": flow,
+        "external_id": external_id,
+        "run_status": status,
+        "run_version": version,
+    }
     return Job(
         delivery=id_,
         number=number,
@@ -199,21 +215,11 @@ def _job(row: tuple[Any, ...], now: dt.datetime, failing: set[UUID]) -> Job:
         message=webhooks.Message(
             id=str(id_),
             url=url,
-            body=body(
-                type_, at=at, run_id=str(run), flow=flow, external_id=external_id, status=status, version=version
-            ),
+            body=msgspec.json.encode(delivering.body(said)),
             secrets=tuple(str(seal.decrypt(each)) for each in sealed if each is not None),
             sent_at=now,
         ),
     )
-
-
-def body(type_: str, *, at: dt.datetime, **data: Any) -> bytes:
-    """What is POSTed: `{type, timestamp, data: {run_id, flow, external_id, status, version}}`, byte for byte the same
-    at every attempt.
-    """
-    names = ("run_id", "flow", "external_id", "status", "version")
-    return msgspec.json.encode({"type": type_, "timestamp": instant(at), "data": {name: data[name] for name in names}})
 
 
 def record(job: Job, outcome: Outcome) -> None:
@@ -331,7 +337,7 @@ def seconds_until_due() -> float | None:
 # -- what people do
 
 
-def resend(caller: Caller, delivery_id: str) -> Json:
+def resend(caller: Caller, delivery_id: str, reason: str = "") -> Json:
     """Sends the very same message once more: the same id, so that a receiver that has it already can tell.
 
     What is being sent right now stays as it is; what waits is sent at once, with three days before it.
@@ -347,6 +353,7 @@ def resend(caller: Caller, delivery_id: str) -> Json:
             status="pending", closed_at=None, sending=False, since=now, next_at=now
         ):
             Endpoint.objects.filter(pk=endpoint.pk).update(quiet_until=None)
+            _tell()
             AdminEvent.objects.create(
                 workspace_id=endpoint.workspace_id,
                 actor_kind="person",
@@ -354,7 +361,13 @@ def resend(caller: Caller, delivery_id: str) -> Json:
                 act="delivery.resent",
                 subject=f"delivery {found['id']}",
                 channel=caller.channel,
-                detail={"flow": endpoint.flow, "run": found["run"], "type": found["type"], "was": found["status"]},
+                detail={
+                    "flow": endpoint.flow,
+                    "run": found["run"],
+                    "type": found["type"],
+                    "was": found["status"],
+                    "reason": reason,
+                },
             )
     return selectors.get_delivery(caller, delivery_id)
 

@@ -19,7 +19,7 @@ from django.db import connection
 from rehydrate import loading, seal, shapes
 from rehydrate.callers import Caller
 from rehydrate.contexts import SYSTEM, context_of
-from rehydrate.core import decide, verdict
+from rehydrate.core import decide, delivering, verdict
 from rehydrate.core import events as ev
 from rehydrate.core.canonical import instant
 from rehydrate.core.draft import Draft, same_person
@@ -700,7 +700,7 @@ def get_delivery(caller: Caller, delivery_id: str) -> Json:
         # Without an outcome it is being made right now, or its sender died over it.
         if made["seconds"] is None and not (found["sending"] and made["number"] == found["attempt"]):
             made["error"] = "interrupted"
-    return {**found, "attempts": attempts}
+    return {**found, "attempts": attempts, "body": delivering.body(found)}
 
 
 def shown_url(url: str) -> str:

@@ -6,6 +6,7 @@ senders run, `deliveries.claim` keeps them apart. One that is killed leaves its 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import time
@@ -16,7 +17,7 @@ from typing import Final
 from django.conf import settings
 from django.db import connection
 
-from rehydrate import deliveries, webhooks
+from rehydrate import deliveries, wakeups, webhooks
 from rehydrate.deliveries import Job
 from rehydrate.webhooks import Message, Outcome
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 #: Attempts side by side. Receivers that failed last get half of them at most, whatever their number.
 THREADS: Final = 32
 #: Seconds between two looks at what is due, when nothing says that there is more.
-LOOK_EVERY: Final = 1.0
+LOOK_EVERY: Final = 5.0
 NOTE_EVERY: Final = 5.0
 TIDY_EVERY: Final = 30.0
 
@@ -46,7 +47,10 @@ def run(
     threads: int = THREADS,
 ) -> None:
     """Sends what is due for so many seconds, then waits for what is under way."""
-    with ThreadPoolExecutor(threads, thread_name_prefix="deliver") as pool:
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="deliver") as pool,
+        wakeups.listen(wakeups.DELIVERY) as ear,
+    ):
         work = _Sending(pool, attempt, threads)
         end = time.monotonic() + lasts
         next_tidy = next_note = time.monotonic()
@@ -60,14 +64,21 @@ def run(
                     next_tidy = time.monotonic() + TIDY_EVERY
                 work.take_in()
                 started = work.start()
-                pause = 0.0 if started else min(LOOK_EVERY, max(deliveries.seconds_until_due() or LOOK_EVERY, 0.05))
+                pause = 0.0 if started else _until_due()
             except Exception:
                 # A sender that ended here would leave its attempts standing until their leases are over.
                 log.exception("deliveries could not be looked after")
                 connection.close()
-                pause = LOOK_EVERY
-            work.wait(pause)
+                pause = 1.0
+            if not ear.wait(pause) and wakeups.listener().stopping:
+                break
         work.finish()
+
+
+def _until_due() -> float:
+    """How long to wait. What is due and was not to be had waits for an attempt to end, here or with another sender."""
+    left = deliveries.seconds_until_due()
+    return min(LOOK_EVERY, LOOK_EVERY if left is None else 0.5 if left <= 0 else left)
 
 
 def send_due(attempt: Attempt = attempt) -> int:
@@ -116,13 +127,7 @@ class _Sending:
             except Exception as error:  # `webhooks.send` never raises; whatever else does must not lose the thread
                 outcome = Outcome(seconds=0.0, error="internal", detail=type(error).__name__)
         self._back.put((job, outcome))
-
-    def wait(self, seconds: float) -> None:
-        """Until an attempt is over, or for so long."""
-        try:
-            self._over(self._back.get(timeout=seconds) if seconds > 0 else self._back.get_nowait())
-        except queue.Empty:
-            return
+        wakeups.listener().wake(wakeups.DELIVERY)  # there is something to record, and room for another
 
     def _over(self, back: tuple[Job, Outcome]) -> None:
         self._under_way -= 1
@@ -141,7 +146,8 @@ class _Sending:
         """Waits for what is under way, which has its own time limit, and records it."""
         deadline = time.monotonic() + webhooks.TOTAL_SECONDS + 5
         while self._under_way and time.monotonic() < deadline:
-            self.wait(0.5)
+            with contextlib.suppress(queue.Empty):
+                self._over(self._back.get(timeout=0.5))
         try:
             self.take_in()
         except Exception:

@@ -34,6 +34,7 @@ TAGS: Final = {
     "Signals": "What comes from outside: stored before it is matched.",
     "Waits": "What paused runs wait for, and how people answer.",
     "Holding the wheel": "A person takes over, hands back, clears, retries, reconciles, ends.",
+    "Deliveries": "What was POSTed to the receivers that flows name, signed as Standard Webhooks says.",
     "Reading": "Runs, their events and evidence, and how well recovery goes.",
 }
 

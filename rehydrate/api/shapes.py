@@ -25,6 +25,8 @@ EffectState = Literal[
     "withdrawn",
 ]
 WaitKind = Literal["approval", "timer", "callback", "signal"]
+DeliveryStatus = Literal["pending", "set_aside", "delivered", "given_up", "withdrawn"]
+DeliveryType = Literal["run.ready", "run.compensating", "run.review", "run.ended", "wait.opened"]
 Outcome = Literal["continue", "wait", "compensate", "review", "terminate"]
 
 
@@ -440,6 +442,76 @@ class SignalKept(Shape):
     candidates: list[Uuid]
 
 
+class DeliveryReceiver(Shape):
+    """Where the flow's deliveries go, and its failures in a row. `switched_off_why` is `gone` after a 410."""
+
+    id: Uuid
+    url: str | None
+    failures: int
+    switched_off_at: c.When | None
+    switched_off_why: str | None
+    answered_at: c.When | None
+
+
+class Delivery(Shape):
+    """`id` is the `webhook-id`. `attempt` counts the attempts begun; `last_error` is a stable code."""
+
+    id: Uuid
+    type: DeliveryType
+    wait: str | None
+    run: Uuid
+    run_title: str
+    flow: str
+    external_id: str
+    run_status: RunStatus
+    run_version: int
+    at: c.When
+    status: DeliveryStatus
+    sending: bool
+    attempt: int
+    next_try_at: c.When | None
+    last_status: int | None
+    last_error: str | None
+    closed_at: c.When | None
+    receiver: DeliveryReceiver
+
+
+class DeliveryAttempt(Shape):
+    """`answer` is the beginning of what the receiver said. Without `seconds` it is under way, or `interrupted`."""
+
+    number: int
+    url: str
+    started_at: c.When
+    seconds: float | None
+    status: int | None
+    error: str | None
+    detail: str | None
+    answer: str | None
+
+
+class DeliveryData(Shape):
+    run_id: Uuid
+    flow: str
+    external_id: str
+    status: RunStatus
+    version: int
+
+
+class DeliveryBody(Shape):
+    """What is POSTed."""
+
+    type: DeliveryType
+    timestamp: c.When
+    data: DeliveryData
+
+
+class DeliveryWhole(Delivery):
+    """With its attempts, the first one first, and what is sent."""
+
+    attempts: list[DeliveryAttempt]
+    body: DeliveryBody
+
+
 # -- lists -------------------------------------------------------------------------------------------------------------
 
 
@@ -458,6 +530,10 @@ class Waits(Page):
 
 class Events(Page):
     results: list[Event]
+
+
+class Deliveries(Page):
+    results: list[Delivery]
 
 
 class Signals(Page):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from rehydrate import selectors, services
+from rehydrate import deliveries, selectors, services
 from rehydrate.api import limits, shapes
 from rehydrate.api.endpoint import Answer, Paged, Payload, get, post
 from rehydrate.api.idempotency import Grant
@@ -46,6 +46,12 @@ class WaitsQuery(Paged):
 class SignalsQuery(Paged):
     state: Literal["received", "buffered", "matched", "superseded", "late", "ambiguous"] | UnsetType = UNSET
     name: Word | UnsetType = UNSET
+
+
+class DeliveriesQuery(Paged):
+    status: shapes.DeliveryStatus | UnsetType = UNSET
+    flow: Word | UnsetType = UNSET
+    run: Word | UnsetType = UNSET
 
 
 # -- agents ----------------------------------------------------------------------------------------------------------
@@ -303,6 +309,35 @@ def sign_off(caller: Caller, *, run_id: str, key: str, body: c.Reasoned) -> Json
     Though its run was rejected or cancelled, and it cannot be undone.
     """
     return services.sign_off(caller, run_id, key, body)
+
+
+# -- deliveries ------------------------------------------------------------------------------------------------------
+
+
+@get(tag="Deliveries", query=DeliveriesQuery, answers={200: shapes.Deliveries}, refuses=(404,))
+def list_deliveries(caller: Caller, *, query: DeliveriesQuery) -> Json:
+    """List deliveries, newest first.
+
+    For operators, auditors and administrators; an agent sees those of its flows.
+    """
+    return selectors.list_deliveries(caller, **query.page())
+
+
+@get(tag="Deliveries", answers={200: shapes.DeliveryWhole}, refuses=(404,))
+def get_delivery(caller: Caller, *, delivery_id: str, query: None) -> Json:
+    """Read a delivery with its attempts."""
+    return selectors.get_delivery(caller, delivery_id)
+
+
+@post(tag="Deliveries", body=c.Resend, answers={200: shapes.DeliveryWhole}, refuses=(404,))
+def resend_delivery(caller: Caller, *, delivery_id: str, body: c.Resend) -> Json:
+    """Send a delivery again.
+
+    The very same message, under the same `webhook-id`: a receiver that has it can tell. For operators. It has three
+    days of tries before it; what is being sent right now is left as it is, and what is set aside stays so until its
+    receiver is switched on.
+    """
+    return deliveries.resend(caller, delivery_id, body.reason)
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

@@ -401,6 +401,12 @@ class Reasoned(Body, frozen=True):
     reason: NonEmptyLine
 
 
+class Resend(Body, frozen=True):
+    """Sends a delivery again."""
+
+    reason: Text = ""
+
+
 class CheckpointRef(Body, frozen=True):
     ref: Ref | None = None
     digest: Digest | None = None

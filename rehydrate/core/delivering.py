@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -22,6 +22,21 @@ LONGEST_PAUSE: Final = 3600.0
 
 #: Attempts that one receiver is given at once; one that failed last gets a single one, until it takes it.
 AT_ONCE: Final = 4
+
+
+def body(delivery: dict[str, Any]) -> dict[str, Any]:
+    """What is POSTed (contract.md, section 6), the same at every attempt: `at` is the transition's time."""
+    return {
+        "type": delivery["type"],
+        "timestamp": delivery["at"],
+        "data": {
+            "run_id": delivery["run"],
+            "flow": delivery["flow"],
+            "external_id": delivery["external_id"],
+            "status": delivery["run_status"],
+            "version": delivery["run_version"],
+        },
+    }
 
 
 class Receiver(Struct, frozen=True):

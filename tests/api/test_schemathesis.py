@@ -89,6 +89,9 @@ def _cast(folder: Path) -> Cast:
     frank.takeover(taken).ok()
     ended = bot.open()
     ended.do(d.completed())
+    world.apply('[flow.told]\nrequired = []\ndeliver_to = "https://agent.example/hooks"\n')
+    for _ in range(3):
+        bot.open(flow="told", holder=None, at=None)
     waits = asked.look()["waits"]
     frank.decide(waits[0], "reject", reason="No.")
     bot.signal("s-1", "documents", run=running.id)
@@ -98,6 +101,7 @@ def _cast(folder: Path) -> Cast:
         ids={
             "run_id": [run.id for run in (running, unknown, asked, taken, ended)],
             "wait_id": [wait["id"] for wait in waits],
+            "delivery_id": [delivery["id"] for delivery in frank.get("/deliveries").ok()["results"]],
             "signal_id": [signal["id"] for signal in signals],
             "key": ["k1", "mail", "pay", "sms"],
             "token": [wait["callback_url"].rpartition("/")[2] for wait in waits if wait["callback_url"]],

@@ -16,6 +16,12 @@ def _targets(settings: Any) -> None:
     settings.ALLOW_PRIVATE_TARGETS = True
 
 
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops that a test ends are asked often whether they should."""
+    monkeypatch.setattr("rehydrate.sender.LOOK_EVERY", 0.2)
+
+
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     with Receiver() as made:

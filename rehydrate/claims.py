@@ -3,7 +3,7 @@
 The lease is the ledger's.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from django.db import connection
@@ -35,37 +35,62 @@ def next_claimable(
     return str(row[0]) if row else None
 
 
-def overdue(workspace: str | None, limit: int, flows: tuple[str, ...] | None = None) -> list[str]:
-    """Ids of runs for which something is due: a lapsed lease, a timer, an alarm. The most overdue first."""
-    where = ""
+#: As a value of its own, which an index on the due time can use: a function that changes within a statement it cannot.
+_NOW: Final = "(SELECT clock_timestamp() + %s::interval)"
+#: What is in trouble is tried alone, and counted (see sweep.py).
+_SOUND: Final = " AND NOT EXISTS (SELECT 1 FROM rehydrate_trouble x WHERE x.run_id = r.id)"
+
+
+def lock_overdue(limit: int, *, workspace: str | None = None, flows: tuple[str, ...] | None = None) -> list[str]:
+    """Locks runs for which something is due (a timer, a lapsed lease, an alarm) and gives their ids.
+
+    The most overdue of each kind, `limit` of each; what another transaction holds is passed over and does not count.
+    One that was caught up at this very moment may be among them. Needs a transaction.
+    """
+    where = _SOUND
     given: list[Any] = []
     if workspace is not None:
-        where, given = " AND r.workspace_id = %s", [workspace]
+        where, given = where + " AND r.workspace_id = %s", [workspace]
         if flows is not None:
             where, given = where + " AND r.flow = ANY(%s)", [workspace, list(flows)]
+    end = "LIMIT %s FOR NO KEY UPDATE OF r SKIP LOCKED"
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT id FROM ("
-            "  (SELECT r.id, r.lease_expires_at AS due FROM rehydrate_run r"
-            f"    WHERE r.lease_expires_at <= clock_timestamp() + %s::interval{where} ORDER BY 2 LIMIT %s)"
-            "  UNION ALL (SELECT r.id, t.due_at FROM rehydrate_timer t JOIN rehydrate_run r ON r.id = t.run_id"
-            f"    WHERE t.fired_at IS NULL AND t.due_at <= clock_timestamp() + %s::interval{where} ORDER BY 2 LIMIT %s)"
-            "  UNION ALL (SELECT r.id, r.alarm_at FROM rehydrate_run r"
-            f"    WHERE r.alarm_at <= clock_timestamp() + %s::interval{where} ORDER BY 2 LIMIT %s)"
-            ") x ORDER BY due LIMIT %s",
-            [*([clock.interval(), *given, limit] * 3), limit],
+            "WITH timed AS (SELECT r.id FROM rehydrate_timer t JOIN rehydrate_run r ON r.id = t.run_id"
+            f" WHERE t.fired_at IS NULL AND t.due_at <= {_NOW}{where} ORDER BY t.due_at {end}),"
+            " leased AS (SELECT r.id FROM rehydrate_run r"
+            f" WHERE r.lease_expires_at <= {_NOW}{where} ORDER BY r.lease_expires_at {end}),"
+            " alarmed AS (SELECT r.id FROM rehydrate_run r"
+            f" WHERE r.alarm_at <= {_NOW}{where} ORDER BY r.alarm_at {end})"
+            " SELECT id FROM timed UNION SELECT id FROM leased UNION SELECT id FROM alarmed",
+            [clock.interval(), *given, limit] * 3,
         )
-        return list(dict.fromkeys(str(row[0]) for row in cursor.fetchall()))
+        return [str(row[0]) for row in cursor.fetchall()]
+
+
+def lock_free(run_ids: list[str]) -> list[str]:
+    """Locks those of these runs that nobody holds, and gives their ids. Needs a transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT id FROM rehydrate_run WHERE id = ANY(%s::uuid[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED",
+            [run_ids],
+        )
+        return [str(row[0]) for row in cursor.fetchall()]
 
 
 def seconds_until_due() -> float | None:
     """Seconds until the next thing becomes due, negative when it is overdue, None when nothing is pending."""
+
+    def first(column: str, table: str, run: str) -> str:
+        sound = f"NOT EXISTS (SELECT 1 FROM rehydrate_trouble x WHERE x.run_id = r.{run})"
+        return f"(SELECT {column} FROM {table} r WHERE {column} IS NOT NULL AND {sound} ORDER BY {column} LIMIT 1)"
+
+    timed = first("due_at", "(SELECT * FROM rehydrate_timer WHERE fired_at IS NULL)", "run_id")
+    leased, alarmed = (first(column, "rehydrate_run", "id") for column in ("lease_expires_at", "alarm_at"))
+    troubled = "(SELECT min(retry_at) FROM rehydrate_trouble)"
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT extract(epoch FROM least("
-            " (SELECT min(due_at) FROM rehydrate_timer WHERE fired_at IS NULL),"
-            " (SELECT min(lease_expires_at) FROM rehydrate_run WHERE lease_expires_at IS NOT NULL),"
-            " (SELECT min(alarm_at) FROM rehydrate_run WHERE alarm_at IS NOT NULL))"
+            f"SELECT extract(epoch FROM least({timed}, {leased}, {alarmed}, {troubled})"
             " - clock_timestamp() - %s::interval)",
             [clock.interval()],
         )
@@ -77,7 +102,7 @@ _CLAIMABLE = (
     "r.status IN ('ready', 'compensating') AND r.lease_expires_at IS NULL"
     " AND (r.retry_at IS NULL OR r.retry_at <= clock_timestamp() + %(clock)s::interval)"
 )
-_PAST = "<= clock_timestamp() + %(clock)s::interval - %(grace)s::interval"
+_PAST = "<= (SELECT clock_timestamp() + %(clock)s::interval - %(grace)s::interval)"
 _AWAITED = f"""
 WITH asked AS (SELECT * FROM unnest(%(workspaces)s::uuid[], %(flows)s::text[]) AS a(workspace_id, flow))
 SELECT a.workspace_id, a.flow, NULL::float FROM asked a WHERE a.flow <> '*' AND EXISTS (
@@ -89,7 +114,7 @@ UNION SELECT r.workspace_id, r.flow, NULL FROM (
     (SELECT id FROM rehydrate_run WHERE lease_expires_at {_PAST} ORDER BY lease_expires_at LIMIT 100)
     UNION ALL
     (SELECT run_id FROM rehydrate_timer WHERE fired_at IS NULL AND due_at {_PAST} ORDER BY due_at LIMIT 100)
-) due JOIN rehydrate_run r ON r.id = due.id
+) due JOIN rehydrate_run r ON r.id = due.id WHERE TRUE{_SOUND}
 UNION ALL SELECT NULL, NULL, extract(epoch FROM least(
     (SELECT min(due_at) FROM rehydrate_timer WHERE fired_at IS NULL AND NOT due_at {_PAST}),
     (SELECT min(lease_expires_at) FROM rehydrate_run WHERE NOT lease_expires_at {_PAST})

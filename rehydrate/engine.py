@@ -1,39 +1,51 @@
 """What time does: whatever is due is applied, in batches, by whoever ticks.
 
-The rules are those of every other transaction.
+The rules are those of every other transaction. Any number may tick at once: what one holds, the others pass over.
 """
 
+from __future__ import annotations
+
 import datetime as dt
+import logging
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from rehydrate import claims, clock, ledger, services, signals
+from django.db import Error
+
+from rehydrate import claims, clock, services, signals, sweep, wakeups
 from rehydrate.core.refusals import Refusal
 from rehydrate.models import IdempotencyRecord
 
+log = logging.getLogger(__name__)
+
 #: Runs that one transaction catches up.
-BATCH: Final = 200
+BATCH: Final = 250
 #: Whoever stored a signal matches it at once; one that is older than this was left by a crash.
 LEFT_BEHIND: Final = dt.timedelta(seconds=5)
 #: How long the first answer to an Idempotency-Key is kept.
 ANSWERS_KEPT: Final = dt.timedelta(days=7)
 
 
-def tick() -> int:
+def tick(*, counted: bool = False, go_on: Callable[[], bool] = lambda: True) -> int:
     """Apply what is due now to all runs, and finish the matching of signals that a crash cut off.
 
-    How many runs changed.
+    `counted` notes each batch before trying it (see sweep.py); `go_on` is asked between two batches. How many runs were
+    dealt with.
     """
     done = 0
-    while True:
-        due = claims.overdue(None, BATCH)
-        caught = ledger.catch_up(due) if due else 0
+    while go_on() and (caught := sweep.overdue(BATCH, counted=counted)):
         done += caught
-        if caught == 0 or len(due) < BATCH:
-            break
-    for signal in signals.unfinished(clock.now() - LEFT_BEHIND):
-        with suppress(Refusal):  # several waits fit: it is kept for a person, and nobody is here to be told
-            services.match_signal(signal)
+    done += sweep.troubled()
+    for found in signals.unfinished(clock.now() - LEFT_BEHIND):
+        try:
+            with suppress(Refusal):  # several waits fit: it is kept for a person, and nobody is here to be told
+                services.match_signal(found)
+        except Error:
+            raise
+        except Exception:
+            log.exception("signal %s cannot be matched", found.pk)  # and holds up no other
     return done
 
 
@@ -44,7 +56,14 @@ def tidy(*, at_most: int = 10_000) -> int:
     return deleted
 
 
-def seconds_until_due(*, at_most: float) -> float:
-    """How long a tick may sleep: until the next due time, at most `at_most` seconds and never less than 20 ms."""
-    left = claims.seconds_until_due()
-    return at_most if left is None else min(at_most, max(left, 0.02))
+def sleep_until_due(ear: wakeups.Ear, at_most: float) -> None:
+    """Sleep until the next due time, at most `at_most` seconds and never less than 10 ms.
+
+    `ear` listens for `wakeups.TIMER`, and has done so since before what is due was applied.
+    """
+    end = time.monotonic() + at_most
+    while True:  # woken when something earlier appears
+        left = claims.seconds_until_due()
+        pause = end - time.monotonic()
+        if not ear.wait(pause if left is None else min(pause, max(left, 0.01))):
+            return

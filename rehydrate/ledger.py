@@ -5,12 +5,11 @@ A refusal that matters is an event as well: it is committed, with what it change
 refusal.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from uuid import UUID
 
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import transaction
 
 from rehydrate import clock, loading, projections, seal, shapes, signals
 from rehydrate.contexts import SYSTEM, context_of, make_context
@@ -25,11 +24,10 @@ from rehydrate.loading import Loaded
 from rehydrate.models import Signal, Wait, Workspace
 from rehydrate.projections import Change
 
-log = logging.getLogger(__name__)
-
 R = TypeVar("R")
 
 Work = Callable[[Draft], R]
+Lock = Callable[[], list[str]]
 
 
 def change(
@@ -104,11 +102,19 @@ def _attempt(
 
 
 def _save(loaded: Loaded, draft: Draft) -> None:
+    change = _change(loaded, draft)
+    if change is not None:
+        projections.save([change])
+
+
+def _change(loaded: Loaded, draft: Draft) -> Change | None:
+    """What is to be written, if anything."""
     before, after = loaded.state, draft.state
     due = any(due_at <= draft.now for due_at in loading.timers(before).values())
     if draft.recorded or after.run is not before.run or due:
         secret = seal.tails(draft.policy.secret)
-        projections.save([Change(before, after, draft.recorded, secret, draft.now, bool(draft.policy.deliver_to))])
+        return Change(before, after, draft.recorded, secret, draft.now, bool(draft.policy.deliver_to))
+    return None
 
 
 def create(
@@ -142,42 +148,36 @@ def create(
     return result, draft
 
 
-def catch_up(run_ids: list[str]) -> int:
+def catch_up(lock: Lock) -> int:
     """Apply what is overdue to runs nobody asks about, many in one transaction. How many of them changed.
 
-    Runs that another transaction holds are passed over: whoever holds them applies the same. One that cannot be caught
-    up holds up no other.
+    `lock` locks runs within it and gives their ids. Nothing is saved when one of them cannot be caught up: whose fault
+    that is, and what becomes of it, is for `sweep` to say.
     """
-    try:
-        return _catch_up(run_ids)
-    except (OperationalError, InterfaceError):
-        raise
-    except Exception:
-        if len(run_ids) == 1:
-            log.exception("run %s cannot be caught up", run_ids[0])
-            return 0
-    return sum(catch_up([run_id]) for run_id in run_ids)
-
-
-def _catch_up(run_ids: list[str]) -> int:
     with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT id FROM rehydrate_run WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED",
-                [[UUID(run_id) for run_id in run_ids]],
-            )
-            free = [str(row[0]) for row in cursor.fetchall()]
-        if not free:
+        ids = lock()
+        if not ids:
             return 0
-        changes = []
-        for loaded in loading.load_runs(free, full=True).values():
-            draft = Draft(loaded.state, context_of(loaded, SYSTEM))
-            decide.apply_overdue(draft)
-            decide.settle(draft)
-            secret, deliver = seal.tails(draft.policy.secret), bool(draft.policy.deliver_to)
-            changes.append(Change(loaded.state, draft.state, draft.recorded, secret, draft.now, deliver))
-        projections.save(changes)
-    return len(changes)
+        changes: list[Change | None] = []
+        whole: list[str] = []  # those of which the verdict needs all effects
+        for run_id, loaded in loading.load_runs(ids, lock=False).items():
+            try:
+                changes.append(_caught_up(loaded))
+            except NeedsAllEffects:
+                whole.append(run_id)
+        if whole:
+            changes += [_caught_up(loaded) for loaded in loading.load_runs(whole, lock=False, full=True).values()]
+        changed = [change for change in changes if change is not None]
+        if changed:
+            projections.save(changed)
+    return len(changed)
+
+
+def _caught_up(loaded: Loaded) -> Change | None:
+    draft = Draft(loaded.state, context_of(loaded, SYSTEM))
+    decide.apply_overdue(draft)
+    decide.settle(draft)
+    return _change(loaded, draft)
 
 
 def policy_changed(*, workspace: Workspace, groups: set[str], flow_waits: set[tuple[str, str]], by: str) -> int:

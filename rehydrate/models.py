@@ -2,7 +2,7 @@
 
 The columns of Run, Wait, Effect, Decision and ExternalRef are the fields of the structs in core.state, name by name: a
 row decodes into its struct, and a struct is written as its row (see projections.py). Comments say which query an index
-serves.
+serves; a foreign key with `db_index=False` is the first column of another index, and a second would only cost.
 """
 
 from django.conf import settings
@@ -132,7 +132,7 @@ class Run(models.Model):
         TERMINATED = "terminated"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    workspace = models.ForeignKey(Workspace, on_delete=models.PROTECT, related_name="runs")
+    workspace = models.ForeignKey(Workspace, on_delete=models.PROTECT, related_name="runs", db_index=False)
     flow = models.CharField(max_length=100)
     external_id = models.CharField(max_length=300)
     title = models.CharField(max_length=500, blank=True)
@@ -230,8 +230,8 @@ class LedgerEvent(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="events")
-    workspace = models.ForeignKey(Workspace, on_delete=models.PROTECT, related_name="+")
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="events", db_index=False)
+    workspace = models.ForeignKey(Workspace, on_delete=models.PROTECT, related_name="+", db_index=False)
     seq = models.PositiveBigIntegerField()
     type = models.CharField(max_length=50)
     actor_kind = models.CharField(max_length=10)
@@ -259,7 +259,7 @@ class LedgerEvent(models.Model):
 class CheckpointState(models.Model):
     """An agent's opaque state, encrypted, beside the event that holds its digest; deletable after the run's end."""
 
-    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="states")
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="states", db_index=False)
     seq = models.PositiveBigIntegerField()
     digest = models.CharField(max_length=64)
     sealed = models.BinaryField()
@@ -289,7 +289,7 @@ class Wait(models.Model):
         SUPERSEDED = "superseded"  # from open: another answer, a later pause, a recall or a takeover made it void
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="waits")
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="waits", db_index=False)
     key = models.CharField(max_length=200)
     name = models.CharField(max_length=100)
     kind = models.CharField(max_length=10, choices=Kind)
@@ -301,7 +301,7 @@ class Wait(models.Model):
     on_reject = models.CharField(max_length=12)
     correlation = models.CharField(max_length=500, null=True)
     source = models.TextField(null=True)  # whom or what it waits for, in words
-    token = models.CharField(max_length=64, null=True, unique=True)  # of its callback URL
+    token = models.CharField(max_length=64, null=True)  # of its callback URL
     ask = models.JSONField(null=True)
     effect_key = models.CharField(max_length=200, null=True)
     risk = models.CharField(max_length=10, null=True)
@@ -327,6 +327,7 @@ class Wait(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["run", "key"], name="wait_key_once"),
+            models.UniqueConstraint(fields=["token"], condition=Q(token__isnull=False), name="wait_token_once"),
             models.CheckConstraint(
                 name="wait_closes_whole",
                 condition=Q(status="open", closed_at__isnull=True) | (~Q(status="open") & Q(closed_at__isnull=False)),
@@ -364,7 +365,7 @@ class Effect(models.Model):
         WITHDRAWN = "withdrawn"  # still planned when the run ended or the ask was rejected
 
     id = models.BigAutoField(primary_key=True)
-    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="effects")
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="effects", db_index=False)
     key = models.CharField(max_length=200)
     state = models.CharField(max_length=20, choices=State)
     system = models.CharField(max_length=100)
@@ -432,7 +433,7 @@ class Decision(models.Model):
     """A person's structured answer. Votes below a quorum are decisions that close nothing (`closes` false)."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="decisions")
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="decisions", db_index=False)
     seq = models.PositiveBigIntegerField()
     kind = models.CharField(max_length=12)
     wait_id = models.UUIDField(null=True)
@@ -472,7 +473,7 @@ class Decision(models.Model):
 class ExternalRef(models.Model):
     """A resource in another system that a run is about."""
 
-    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="external_refs")
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="external_refs", db_index=False)
     system = models.CharField(max_length=100)
     type = models.CharField(max_length=100, null=True)
     ref_id = models.CharField(max_length=500)
@@ -525,6 +526,32 @@ class Timer(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.due_at:%Y-%m-%d %H:%M}"
+
+
+class Trouble(models.Model):
+    """A run to which what is due could not be applied. Tries are counted before they are made: whoever dies of one
+    counts, too. At its limit the run is set aside, which holds up nobody and is told once (see sweep.py).
+    """
+
+    run = models.OneToOneField(Run, primary_key=True, on_delete=models.PROTECT, related_name="trouble")
+    tries = models.PositiveSmallIntegerField()
+    since = models.DateTimeField()
+    tried_at = models.DateTimeField()
+    retry_at = models.DateTimeField(null=True)  # null: it was set aside, and waits for an operator
+    error = models.TextField(blank=True)
+    set_aside_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                name="trouble_is_tried_or_set_aside",
+                condition=Q(retry_at__isnull=False, set_aside_at__isnull=True)
+                | Q(retry_at__isnull=True, set_aside_at__isnull=False),
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run_id} {self.tries}"
 
 
 class Signal(models.Model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import os
 
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -13,11 +13,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from rehydrate import __version__, clock
-from rehydrate.models import Heartbeat, Run, Wait
+from rehydrate import __version__, claims, pulse
+from rehydrate.models import Run, Trouble, Wait
 
-STALE_AFTER = 60.0
-"""Seconds without a tick after which timers must be taken to stand still."""
+STALE_AFTER = 10.0
+"""Seconds without a tick, of whichever `up`, after which timers must be taken to stand still."""
+LATE_AFTER = 30.0
+"""Seconds after which what is due and not done is a reason not to be called ready."""
+CLUSTERS = {"work": 20.0, "ticks": 12.0}
+"""Seconds for which a cluster of this `up` may leave a question unanswered (supervisor/up.py)."""
 
 
 @require_safe
@@ -30,21 +34,42 @@ def healthz(request: HttpRequest) -> HttpResponse:
 @require_safe
 @never_cache
 def readyz(request: HttpRequest) -> HttpResponse:
-    """200 when the database answers and timers fire; 503 with what is wrong."""
-    checks: dict[str, str] = {}
+    """200 when the database answers and time goes on; 503 with `problems: [{code, message}]`. `checks` says each in a
+    word or two.
+    """
+    checks = {"database": "ok"}
+    problems: list[dict[str, str]] = []
+
+    def wrong(check: str, said: str, code: str, message: str) -> None:
+        checks[check] = said
+        problems.append({"code": code, "message": message})
+
     try:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT 1")
-        checks["database"] = "ok"
-        age = _seconds_since_tick()
+        age = pulse.seconds_since_tick()
         if age is None:
-            checks["ticks"] = "none yet"
+            wrong("ticks", "none yet", "no_tick", "Nothing has looked at timers yet: they stand still.")
+        elif age > STALE_AFTER:
+            wrong("ticks", f"none for {age:.0f} s", "stale_tick", f"Nothing has looked at timers for {age:.0f} s.")
         else:
-            checks["ticks"] = "ok" if age < STALE_AFTER else f"none for {age:.0f} s"
-    except DatabaseError:
-        checks["database"] = "not reachable"
-    good = all(answer == "ok" for answer in checks.values())
-    return JsonResponse({"status": "ok" if good else "unavailable", "checks": checks}, status=200 if good else 503)
+            checks["ticks"] = "ok"
+        late = -(claims.seconds_until_due() or 0.0)
+        if late > LATE_AFTER:
+            wrong("timers", f"{late:.0f} s late", "late_timers", f"Something has been due for {late:.0f} s.")
+        else:
+            checks["timers"] = "ok"
+        for cluster, within in CLUSTERS.items() if os.environ.get("REHYDRATE_SUPERVISED") else ():
+            silent = pulse.seconds_since_beat(cluster)
+            if silent is not None and silent > within:
+                said = f"The cluster {cluster} has carried out nothing for {silent:.0f} s; it is started again."
+                wrong(cluster, f"silent for {silent:.0f} s", "hung_cluster", said)
+            else:
+                checks[cluster] = "ok"
+    except (DatabaseError, InterfaceError):
+        checks = {}
+        wrong("database", "not reachable", "no_database", "The database does not answer: nothing can be done.")
+    status = 503 if problems else 200
+    words = "unavailable" if problems else "ok"
+    return JsonResponse({"status": words, "checks": checks, "problems": problems}, status=status)
 
 
 @require_safe
@@ -77,12 +102,17 @@ class Figures(Collector):
         ):
             waits.add_metric([kind], count)
         ticks = GaugeMetricFamily("rehydrate_seconds_since_tick", "Seconds since timers were last looked at.")
-        age = _seconds_since_tick()
+        age = pulse.seconds_since_tick()
         if age is not None:
             ticks.add_metric([], age)
-        return [info, runs, waits, ticks]
-
-
-def _seconds_since_tick() -> float | None:
-    last = Heartbeat.objects.filter(name__startswith="tick@").order_by("-at").values_list("at", flat=True).first()
-    return (clock.now() - last).total_seconds() if last else None
+        late = GaugeMetricFamily("rehydrate_timers_late_seconds", "How long the most overdue thing has been due.")
+        late.add_metric([], max(0.0, -(claims.seconds_until_due() or 0.0)))
+        trouble = GaugeMetricFamily(
+            "rehydrate_runs_in_trouble",
+            "Runs to which what is due could not be applied: tried again, or set aside for an operator.",
+            labels=["state"],
+        )
+        aside = Trouble.objects.filter(set_aside_at__isnull=False).count()
+        trouble.add_metric(["set_aside"], aside)
+        trouble.add_metric(["tried_again"], Trouble.objects.count() - aside)
+        return [info, runs, waits, ticks, late, trouble]

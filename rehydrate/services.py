@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import IntegrityError, InterfaceError, OperationalError, transaction
 from msgspec.structs import replace
 
-from rehydrate import claims, clock, ledger, seal, selectors, shapes, signals, wakeups
+from rehydrate import claims, clock, ledger, seal, selectors, shapes, signals, sweep, wakeups
 from rehydrate.callers import Caller
 from rehydrate.core import commands as cmd
 from rehydrate.core import decide as core
@@ -462,8 +462,7 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
         if caught_up:
             return None
         # Rule 6: a lapsed lease or a due timer counts even if no sweeper came by yet.
-        due = claims.overdue(workspace, 20, flows)
-        if not due or ledger.catch_up(due) == 0:
+        if sweep.overdue(20, workspace=workspace, flows=flows) == 0:
             return None
         caught_up = True
 

@@ -12,6 +12,7 @@ REHYDRATE_ALLOW_PRIVATE_TARGETS  1: webhooks may go to private addresses
 REHYDRATE_DB_POOL        connections a process pools; 0: each thread keeps its own
 REHYDRATE_LOG_LEVEL      WARNING
 REHYDRATE_STATIC         "source": serve static files as they lie in the tree (tests, development)
+REHYDRATE_NODE           this `up` among those that share a database  (otherwise made of machine and data folder)
 REHYDRATE_DEBUG          1: Django's debug pages
 """
 
@@ -26,6 +27,7 @@ from csp.constants import NONE, SELF
 
 from rehydrate import data
 from rehydrate.dsn import database_settings
+from rehydrate.node import queue
 from rehydrate.postgres import Embedded
 
 
@@ -244,9 +246,12 @@ Q_CLUSTER: dict[str, Any] = {
     "max_attempts": 3,
     "scheduler": False,
     "log_level": "WARNING",
+    # Each `up` has queues of its own (pulse.queue): what hangs in one is nobody else's, and what one asks of its own
+    # clusters no other answers. The work itself is shared, row by row.
     "ALT_CLUSTERS": {
-        # One tick starts a minute and loops for about 95 s: at most two at a time, on workers of their own.
-        "ticks": {"workers": 4, "queue_limit": 4, "timeout": 150, "retry": 360, "scheduler": True},
+        queue("work"): {},
+        # One tick starts a minute and loops for two: two or three at a time, on workers of their own.
+        queue("ticks"): {"workers": 4, "queue_limit": 4, "timeout": 150, "retry": 360, "scheduler": True},
     },
 }
 

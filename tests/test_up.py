@@ -146,8 +146,8 @@ def test_it_serves_prints_a_link_that_works_once_and_stops_cleanly(start: Callab
     assert not use_link(link)
 
     children = up.children()
-    assert {"postgres", "web", "tasks", "ticks"} <= {line.split("|")[0].strip() for line in up.lines if "|" in line} | {
-        "web", "tasks", "ticks"
+    assert {"postgres", "web", "work", "ticks"} <= {line.split("|")[0].strip() for line in up.lines if "|" in line} | {
+        "web", "work", "ticks"
     }  # fmt: skip
     assert len(children) > 4
     assert up.end() == 0

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from django.db import connection, connections, transaction
 
-from rehydrate import ledger, notices, wakeups
+from rehydrate import notices, sweep, wakeups
 from rehydrate.ids import uuid7
 from rehydrate.wakeups import Listener
 
@@ -240,7 +240,7 @@ def test_two_runs_wake_two(cast: Cast, listener: Listener, threads: ThreadPoolEx
     for run in runs:
         run.pause(timer())
     clock.advance(hours=2)
-    ledger.catch_up([run.id for run in runs])
+    sweep.catch_up([run.id for run in runs])
     line[0].looked()
     line[1].looked()
     assert line[2].looks == 0

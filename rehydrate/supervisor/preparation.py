@@ -18,7 +18,7 @@ from django.contrib.staticfiles.finders import get_finders
 from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
-from django_q.models import Schedule
+from django_q.models import OrmQ, Schedule
 from django_q.tasks import async_task
 
 from approvals.signin import make_link_path
@@ -27,6 +27,7 @@ from rehydrate.apply import apply
 from rehydrate.data import DataFolderError, write_private
 from rehydrate.flowfile import parse
 from rehydrate.models import Flow, Workspace
+from rehydrate.node import queue
 
 OWN_APPS = {"rehydrate", "approvals", "audit"}
 ADMINISTRATOR = "admin"
@@ -71,19 +72,22 @@ def collect_static() -> None:
 
 
 def schedule_ticks() -> None:
-    """One tick and one sender start each minute, the first ones at once. The cluster of ticks does nothing else."""
-    for name, func in (("tick", "rehydrate.tasks.tick"), ("deliver", "rehydrate.tasks.start_deliver")):
+    """Each minute a tick starts on this `up`'s cluster that does nothing else, and a sender; the first ones at once."""
+    # What an earlier one left in the queue would start ticks that nobody needs.
+    OrmQ.objects.filter(key=queue("ticks")).delete()
+    for name, func, at_once in (("tick", "rehydrate.tasks.tick", 2), ("deliver", "rehydrate.tasks.start_deliver", 1)):
         Schedule.objects.update_or_create(
-            name=name,
+            name=queue(name),
             defaults={
                 "func": func,
                 "schedule_type": Schedule.MINUTES,
                 "minutes": 1,
                 "repeats": -1,
-                "cluster": "ticks",
+                "cluster": queue("ticks"),
             },
         )
-        async_task(func, cluster="ticks", group=name)
+        for _ in range(at_once):
+            async_task(func, cluster=queue("ticks"), group=name)
 
 
 @dataclass(frozen=True)

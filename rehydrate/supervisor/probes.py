@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import http.client
 import time
 from collections.abc import Callable
@@ -11,10 +10,13 @@ from urllib.parse import urlsplit
 from django.db import close_old_connections, connection
 from django_q.tasks import async_task
 
-from rehydrate import tasks
+from rehydrate import pulse
+from rehydrate.node import queue
 from rehydrate.postgres import Embedded
 
 TIMEOUT = 3.0
+NO_TICK = 3.0
+"""Seconds without a tick, which shows itself every second, after which another one is started."""
 
 
 class NoAnswerError(Exception):
@@ -48,24 +50,31 @@ def postgres_answers(server: Embedded) -> Callable[[], None]:
     return probe
 
 
-def cluster_works(cluster: str) -> Callable[[], None]:
+def cluster_works(cluster: str, *, ask_again: float = 5, ticks: bool = False) -> Callable[[], None]:
     """Well when a task handed to the cluster was carried out: a hung cluster looks alive in every other way.
 
-    Asks again only after an answer, or when the question is old enough to have been lost.
+    Asks again only after an answer, or after `ask_again` seconds, when the question may have been lost with a worker.
+    With `ticks` it also starts a tick where none goes on: the schedule would do so within a minute.
     """
     asked_at: float | None = None
-    last: dt.datetime | None = None
+    started_at = 0.0
+    last = 0
 
     def probe() -> None:
-        nonlocal asked_at, last
+        nonlocal asked_at, last, started_at
         try:
             close_old_connections()
-            beat = tasks.last_beat(cluster)
+            beats = pulse.beats(cluster)
             first = asked_at is None
-            answered = not first and beat != last
-            if first or answered or time.monotonic() - (asked_at or 0) > 15:
-                async_task("rehydrate.tasks.beat", cluster, cluster=cluster, group="beat")
-                asked_at, last = time.monotonic(), beat
+            answered = not first and beats != last
+            if first or answered or time.monotonic() - (asked_at or 0) > ask_again:
+                async_task("rehydrate.tasks.beat", cluster, cluster=queue(cluster), group="beat")
+                asked_at, last = time.monotonic(), beats
+            if ticks and time.monotonic() - started_at > ask_again:
+                silent = pulse.seconds_since_tick(here=True)
+                if silent is None or silent > NO_TICK:
+                    async_task("rehydrate.tasks.tick", cluster=queue(cluster), group="tick")
+                    started_at = time.monotonic()
             if not answered:
                 raise NoAnswerError("a task that it was handed was not carried out")
         finally:

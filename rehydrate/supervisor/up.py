@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -17,7 +18,8 @@ from pathlib import Path
 
 from django.conf import settings
 
-from rehydrate import data, dsn, postgres
+from rehydrate import data, dsn, ops, postgres
+from rehydrate.node import queue
 from rehydrate.supervisor import preparation, probes
 from rehydrate.supervisor.service import Service, say
 from rehydrate.supervisor.watcher import SELF, StartError, Stopped, Watcher
@@ -45,7 +47,7 @@ def run(options: Options) -> int:
         url = os.environ.get("REHYDRATE_URL") or f"http://{_shown(options.host)}:{address[1]}"
         os.environ.setdefault("REHYDRATE_URL", url)
         os.environ["REHYDRATE_SUPERVISED"] = "1"
-        os.environ.setdefault("REHYDRATE_NODE", f"{socket.gethostname()}-{address[1]}")
+        os.environ.setdefault("REHYDRATE_NODE", _node(folder))
         stop_flag = folder / "stopping"
         os.environ.update(REHYDRATE_DATA=str(folder), REHYDRATE_STOP_FLAG=str(stop_flag))
         watcher = Watcher(stop_flag=stop_flag, keep_open=[lock])
@@ -128,6 +130,11 @@ def _alive(pid: int) -> bool:
     return True
 
 
+def _node(folder: Path) -> str:
+    """A name of its own among all that share a database: nobody else on this machine runs on this folder."""
+    return f"{socket.gethostname()[:60]}-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]}"
+
+
 def _free_address(options: Options) -> tuple[str, int]:
     """The host and port to serve on; port 0 is replaced by a free one."""
     try:
@@ -207,15 +214,15 @@ def _clusters() -> list[Service]:
         Service(
             name=name,
             command=_manage("qcluster"),
-            environment={"Q_CLUSTER_NAME": cluster},
-            probe=probes.cluster_works(cluster),
-            probe_every=5,
+            environment={"Q_CLUSTER_NAME": queue(name)},
+            probe=probes.cluster_works(name, ticks=name == "ticks"),
+            probe_every=3,
             patience=patience,
             stop_within=5,
             directory=str(data.ROOT),
         )
-        # Busy workers may keep a question waiting for as long as a task may last; those of ticks always have one free.
-        for name, cluster, patience in (("tasks", "rehydrate", 75), ("ticks", "ticks", 20))
+        # Each has more workers than go on for long at once: one is always free to answer.
+        for name, patience in ops.CLUSTERS.items()
     ]
 
 

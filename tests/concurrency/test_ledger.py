@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from rehydrate import engine, ledger, projections, services, signals, verify
+from rehydrate import engine, projections, services, signals, sweep, verify
 from rehydrate.callers import for_user
 from rehydrate.core.refusals import Refusal
 from rehydrate.models import Decision, Group, LedgerEvent, Membership, Signal
@@ -108,7 +108,7 @@ def test_a_decision_in_time_stands_though_the_deadline_passes_while_it_is_writte
     clock.advance(seconds=50)
     deciding, go_on = stage.held(partial(run.decide, "legal", "approve"), projections, "save")
     clock.advance(seconds=20)
-    assert ledger.catch_up([run.id]) == 0
+    assert sweep.catch_up([run.id]) == 0
     go_on()
     assert deciding.result()["wait_status"] == "satisfied"
     engine.tick()
@@ -376,8 +376,8 @@ def test_a_second_sweeper_passes_over_what_the_first_one_holds(cast: Cast, clock
     for run in (held, free):
         run.pause(callback(due_in=60))
     clock.advance(seconds=60)
-    sweeping, go_on = stage.held(partial(ledger.catch_up, [held.id]), projections, "save")
-    assert ledger.catch_up([held.id, free.id]) == 1
+    sweeping, go_on = stage.held(partial(sweep.catch_up, [held.id]), projections, "save")
+    assert sweep.catch_up([held.id, free.id]) == 1
     assert free.wait("cb").status == "timed_out"
     assert held.wait("cb").status == "open"
     go_on()

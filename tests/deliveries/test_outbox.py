@@ -9,7 +9,7 @@ from django.db import connection, transaction
 from django.db.utils import IntegrityError
 from django.test.utils import CaptureQueriesContext
 
-from rehydrate import engine, ledger, verify
+from rehydrate import engine, sweep, verify
 from rehydrate.core.refusals import Refusal
 from rehydrate.ids import uuid7
 from rehydrate.models import Delivery
@@ -191,7 +191,7 @@ def test_many_runs_in_one_transaction(cast: Cast, clock: Any) -> None:
     for run in runs:
         run.pause(callback(due_in=60))
     clock.advance(seconds=61)
-    ledger.catch_up([run.id for run in runs])
+    sweep.catch_up([run.id for run in runs])
     assert sorted(types(cast)) == ["run.review"] * 5 + ["wait.opened"] * 5
 
 

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -33,12 +32,14 @@ from tests.test_up import Up, clean_environment, csrf_token
 from .errand import FLOW, Noting
 
 Json = dict[str, Any]
-Agent = subprocess.Popen[bytes]
 
 HERE = Path(__file__).parent
 PATIENCE = 90.0
 """Seconds for what takes one or two on an idle machine."""
 ENDED = ("completed", "terminated")
+ENDS_A_LEASE = (
+    "lease.lapsed", "lease.retaken", "released", "paused", "failed", "completed", "taken_over", "terminated",
+)  # fmt: skip
 SET_UP = """
 from django.core.management import call_command
 call_command("apply", {flows!r})
@@ -46,9 +47,20 @@ call_command("issue_key", "agent", "--name", "errand")
 call_command("issue_key", "person", "--user", "alice")
 call_command("issue_key", "person", "--user", "bob")
 """
+TICK = """
+import select, sys
+from rehydrate import engine
+while not select.select([sys.stdin], [], [], 0.01)[0]:
+    engine.tick()
+"""
 
 
-def kill(*processes: psutil.Process | Agent) -> None:
+def wrong_clock(ahead: int) -> dict[str, str]:
+    """The environment of a Python process whose clock is so many seconds ahead."""
+    return {"PYTHONPATH": str(HERE / "clock"), "CLOCK_AHEAD": str(ahead)}
+
+
+def kill(*processes: psutil.Process | subprocess.Popen[bytes]) -> None:
     """All of them, with no warning."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -61,9 +73,10 @@ def kill(*processes: psutil.Process | Agent) -> None:
 
 @dataclass
 class Person:
-    """Somebody with a personal key, whose answered requests are noted as an agent's are."""
+    """Somebody with a key, whose answered requests are noted as an agent's are."""
 
     name: str
+    key: str
     http: httpx.Client
 
     def post(self, path: str, body: Json, *, key: str | None = None) -> httpx.Response:
@@ -98,6 +111,18 @@ class Person:
         return self.do(f"/runs/{run_id}/{act}", {"reason": "As it should be.", **body})
 
 
+@dataclass(frozen=True)
+class Agent:
+    """A process of the agent; where it was told to stand still, the marker says that it got there."""
+
+    process: subprocess.Popen[bytes]
+    marker: Path
+
+    @property
+    def stands(self) -> bool:
+        return self.marker.exists()
+
+
 @dataclass
 class Site:
     """One installation: its data folder, `up`, the outside world, the people, and all that was ever acknowledged."""
@@ -124,9 +149,11 @@ class Site:
     def begin(self) -> None:
         """Once for an installation: its people and its flow, and somebody who looks at the pages."""
         self.up.ready()
+        self.back()
         out = self.up.manage("shell", "--no-imports", "-c", SET_UP.format(flows=str(HERE / "errand.toml")))
         self.agent_key, *keys = out.splitlines()[-3:]
-        self.alice, self.bob = (self._person(name, key) for name, key in zip(("alice", "bob"), keys, strict=True))
+        self.alice, self.bob = (self.caller(name, key) for name, key in zip(("alice", "bob"), keys, strict=True))
+        self.bot = self.caller("errand", self.agent_key)
         self.ledger = self._clients.enter_context(
             Ledger(self.url, self.agent_key, holder="opener", patience=PATIENCE, transport=Noting(self.notes))
         )
@@ -136,12 +163,16 @@ class Site:
         form = {"csrfmiddlewaretoken": csrf_token(page)}
         assert self.browser.post(link, data=form, headers={"Referer": link}).status_code == 302
 
-    def _person(self, name: str, key: str) -> Person:
+    def caller(self, name: str, key: str, url: str = "") -> Person:
+        """Somebody's requests by hand, past the client; `url` when they come another way."""
         headers = {"Authorization": f"Bearer {key}"}
         http = httpx.Client(
-            base_url=f"{self.url}/api/v1", headers=headers, timeout=30, transport=Noting(self.notes)
+            base_url=f"{url or self.url}/api/v1", headers=headers, timeout=30, transport=Noting(self.notes)
         )  # fmt: skip
-        return Person(name, self._clients.enter_context(http))
+        return Person(name, key, self._clients.enter_context(http))
+
+    def by(self, url: str, who: Person) -> Person:
+        return self.caller(who.name, who.key, url)
 
     def start_again(self) -> None:
         self.up.process.wait(PATIENCE)
@@ -185,13 +216,60 @@ class Site:
     def until(self, ask: Callable[[], Any], what: str) -> None:
         eventually(ask, within=PATIENCE, what=what)
 
+    @contextlib.contextmanager
+    def process(self, *words: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Another process on the same database, beside those of `up`."""
+        names = {
+            "DATABASE_URL": self.embedded.url(),
+            "REHYDRATE_DATA": str(self.folder / "data"),
+            "REHYDRATE_URL": self.url,
+        }
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, env=clean_environment(**{**names, **environment}), stdin=subprocess.PIPE
+        )
+        try:
+            yield process
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            kill(process)
+
+    @contextlib.contextmanager
+    def web(self, *, ahead: int) -> Iterator[str]:
+        """The address of another web server, whose clock is so many seconds ahead."""
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        words = ("-m", "granian", "--interface", "wsgi", "--port", str(port), "--blocking-threads", "16", "--no-ws",
+                 "--http", "1", "--log-level", "error", "rehydrate.wsgi:application")  # fmt: skip
+        with self.process(*words, **wrong_clock(ahead), REHYDRATE_URL=url, REHYDRATE_DB_POOL="4") as process:
+
+            def answers() -> bool:
+                assert process.poll() is None
+                with contextlib.suppress(httpx.TransportError):
+                    return httpx.get(f"{url}/healthz", timeout=5).status_code == 200
+                return False
+
+            self.until(answers, "the other web server")
+            yield url
+            for child in psutil.Process(process.pid).children(recursive=True):
+                kill(child)
+
+    def ticker(self, *, ahead: int = 0) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+        """Another tick, all the time, beside those of `up`."""
+        return self.process("manage.py", "shell", "--no-imports", "-c", TICK, **wrong_clock(ahead))
+
     # -- agents and runs
 
     def agent(
-        self, *, run: str = "", stand: str = "", url: str = "", threads: int = 1, **environment: str
+        self,
+        *,
+        run: str = "",
+        stand: str = "",
+        url: str = "",
+        threads: int = 1,
+        environment: dict[str, str] | None = None,
     ) -> Agent:
-        """Another process of the agent, for one run or for whatever comes; `stand` is where it stands still (see
-        `Stand`), `stood` waits for that."""
+        """Another process of the agent, for one run or for whatever comes; `stand` is where it stands still."""
         marker = self.folder / f"stands-{uuid.uuid4()}"
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.crash.errand"],
@@ -205,29 +283,28 @@ class Site:
                 ERRAND_STAND=stand,
                 ERRAND_MARKER=str(marker),
                 ERRAND_THREADS=str(threads),
-                **environment,
+                **(environment or {}),
             ),
             stdin=subprocess.PIPE,
         )
-        process.marker = marker  # type: ignore[attr-defined]
-        self.agents.append(process)
-        return process
+        self.agents.append(Agent(process, marker))
+        return self.agents[-1]
 
     def stood(self, agent: Agent) -> None:
-        eventually(agent.marker.exists, within=PATIENCE, what="the agent at its point")  # type: ignore[attr-defined]
+        self.until(lambda: agent.stands, "the agent at its point")
 
     def dismiss(self) -> None:
         """Nobody is at work any more; a poll that nobody waits for would still be given the next run."""
-        polling = [agent for agent in self.agents if agent.poll() is None and not agent.marker.exists()]  # type: ignore[attr-defined]
-        for agent in polling:
-            agent.terminate()
-        for agent in polling:
+        polling = [agent.process for agent in self.agents if not agent.stands]
+        for process in polling:
+            process.terminate()
+        for process in polling:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                agent.wait(10)
+                process.wait(10)
         for agent in self.agents:
-            kill(agent)
-            if agent.stdin is not None:
-                agent.stdin.close()
+            kill(agent.process)
+            if agent.process.stdin is not None:
+                agent.process.stdin.close()
         self.agents.clear()
 
     def open(self, count: int = 1, **more: Any) -> list[str]:
@@ -261,7 +338,11 @@ class Site:
     def done(self, action: str, run_id: str | None = None) -> list[Json]:
         """What the world really did of this kind."""
         system, name = action.split(".")
-        found = [r for r in self.world.journal.requests() if (r["system"], r["action"], r["outcome"]) == (system, name, "done")]
+        found = [
+            r
+            for r in self.world.journal.requests()
+            if (r["system"], r["action"], r["outcome"]) == (system, name, "done")
+        ]
         of_run = f"/{self.look(run_id)['external_id']}/" if run_id else ""
         return [r for r in found if of_run in r["key"]]
 
@@ -296,11 +377,43 @@ class Site:
             reviewer.join()
             self.world.latency = 0.0
 
+    # -- timers
+
+    def asleep(self, count: int, seconds: int) -> list[str]:
+        """Runs that a timer wakes, all at the same instant; nobody but a tick looks at them."""
+        due = self.sql("SELECT clock_timestamp() + make_interval(secs => %s) AS at", seconds)[0]["at"]
+        timer = {"key": "alarm", "name": "alarm", "kind": "timer", "due_at": due.isoformat()}
+        events: list[Json] = [
+            {"type": "checkpoint", "stage": "asleep", "ref": "store://asleep"},
+            {"type": "paused", "waits": [timer]},
+        ]
+        return self.open(count, events=events, holder="sleeper")
+
+    def call_off(self, runs: list[str]) -> None:
+        for run in runs:
+            self.alice.act(run, "terminate")
+
+    def awake(self, runs: list[str]) -> int:
+        """How many of them have been woken."""
+        woken = "SELECT 1 FROM rehydrate_ledgerevent WHERE type = 'wait.satisfied' AND run_id::text = ANY(%s)"
+        return len(self.sql(woken, runs))
+
+    def woken_once(self, runs: list[str]) -> None:
+        """None early, none twice."""
+        rows = self.sql(
+            "SELECT e.run_id::text AS run, e.at >= w.due_at AS in_time FROM rehydrate_ledgerevent e"
+            " JOIN rehydrate_wait w ON w.id::text = e.payload ->> 'wait'"
+            " WHERE e.type = 'wait.satisfied' AND e.run_id::text = ANY(%s)",
+            runs,
+        )
+        assert sorted(row["run"] for row in rows) == sorted(runs)
+        assert all(row["in_time"] for row in rows)
+
     # -- the database, past the server
 
     def sql(self, statement: str, *values: Any) -> list[Json]:
         with self.database() as connection:
-            return connection.execute(statement, values).fetchall()  # type: ignore[arg-type]
+            return connection.execute(statement, values).fetchall()
 
     @contextlib.contextmanager
     def database(self) -> Iterator[psycopg.Connection[Json]]:
@@ -315,8 +428,9 @@ class Site:
 
     def bring_home(self) -> None:
         """Each run that stands still says why on its page; when that is settled, it goes on, until all have ended."""
-        self.agent()
-        left = set(self.opened)
+        left = {run_id for run_id in self.opened if self.look(run_id)["status"] not in ENDED}
+        if left:
+            self.agent()
         shown: set[tuple[str, str]] = set()
 
         def all_ended() -> bool:
@@ -363,8 +477,9 @@ class Site:
                 return
             case code:
                 raise AssertionError(f"a crash is no reason for {code}: {run['verdict']}")
-        with contextlib.suppress(AssertionError):  # a late receipt may have settled it at this very moment
-            self.alice.act(run["id"], f"effects/{key}/reconcile", **more)
+        found_out = {"reason": "Looked outside.", **more}
+        answer = self.alice.post(f"/runs/{run['id']}/effects/{key}/reconcile", found_out)
+        assert answer.status_code in (200, 409), answer.text  # a late receipt may have settled it at this very moment
 
     def all_is_well(self) -> None:
         """After a crash, whichever: the four things that quality.md asks."""
@@ -382,7 +497,9 @@ class Site:
     def events(self) -> dict[str, list[Json]]:
         """The ledger, run by run."""
         found: dict[str, list[Json]] = {}
-        for row in self.sql("SELECT run_id::text AS run, seq, type, payload FROM rehydrate_ledgerevent ORDER BY run_id, seq"):
+        for row in self.sql(
+            "SELECT run_id::text AS run, seq, type, payload FROM rehydrate_ledgerevent ORDER BY run_id, seq"
+        ):
             found.setdefault(row["run"], []).append(row)
         return found
 
@@ -399,7 +516,9 @@ class Site:
             run = self.look(run_id)
             for effect in run["effects"]:
                 happened = effect["state"] in ("executed", "compensated")
-                assert counts.get(effect["key"], 0) == int(happened), f"{effect['key']} is {effect['state']} in the ledger"
+                assert counts.get(effect["key"], 0) == int(happened), (
+                    f"{effect['key']} is {effect['state']} in the ledger"
+                )
                 if happened:
                     told[effect["key"]] += 1
                     known = self.world.journal.look_up(effect["key"]) or {}
@@ -412,7 +531,9 @@ def nothing_acknowledged_is_lost(notes: list[Json], events: dict[str, list[Json]
     """Whatever anybody was told is so: each event in its place, each grant, each decision, each signal."""
     assert notes
     facts = {(run, event["seq"]): event for run, rows in events.items() for event in rows}
-    decisions = {row["payload"]["decision"]: row for rows in events.values() for row in rows if "decision" in row["payload"]}
+    decisions = {
+        row["payload"]["decision"]: row for rows in events.values() for row in rows if "decision" in row["payload"]
+    }
     grants = {
         (row["run"], row["payload"]["epoch"], row["payload"]["holder"])
         for rows in events.values()
@@ -433,7 +554,9 @@ def nothing_acknowledged_is_lost(notes: list[Json], events: dict[str, list[Json]
             case ["runs", run, "rehydrate" | "recall"] if answer["lease"]:
                 assert (run, answer["lease"]["epoch"], body["holder"]) in grants, f"no grant: {note}"
             case ["runs", run, "release"]:
-                assert any(e["type"] == "released" and e["payload"]["epoch"] == body["epoch"] for e in events[run]), note
+                assert any(e["type"] == "released" and e["payload"]["epoch"] == body["epoch"] for e in events[run]), (
+                    note
+                )
             case ["waits", _, "decisions"] | ["runs", _, "handback" | "clear" | "retry" | "terminate"]:
                 assert answer["id"] in decisions, f"a decision is gone: {note}"
             case ["runs", _, "effects", *_]:
@@ -455,9 +578,7 @@ def no_lease_twice(events: dict[str, list[Json]]) -> None:
                 assert not live, f"two leases at once on {run}, at event {row['seq']}"
                 assert row["payload"]["epoch"] == epoch + 1, f"epochs of {run} at event {row['seq']}"
                 epoch, live = epoch + 1, True
-            elif row["type"] in ("lease.lapsed", "lease.retaken", "released", "paused", "failed", "completed", "taken_over", "terminated"):
-                live = False
-            elif row["type"] == "refused" and row["payload"].get("mismatch"):
+            elif row["type"] in ENDS_A_LEASE or row["payload"].get("mismatch"):
                 live = False
 
 
@@ -475,12 +596,10 @@ def site() -> Iterator[Site]:
         yield made
     finally:
         made.end()
+        print("\n".join(made.up.lines))  # shown with a failure
 
 
 def everything(site: Site) -> list[psutil.Process]:
     """`up` and all that it started, the database and the one that clears up after it included."""
     top = psutil.Process(site.up.process.pid)
     return [top, *top.children(recursive=True)]
-
-
-__all__ = ["Agent", "Callable", "Person", "Site", "everything", "kill", "signal", "site"]

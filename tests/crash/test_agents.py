@@ -36,15 +36,15 @@ def test_killed_at_every_point_of_an_effect(site: Site) -> None:
             site.alice.decide(run, "reject" if "free" in point else "approve")
     for agent in agents.values():
         site.stood(agent)
-    kill(*agents.values())
+    kill(*(agent.process for agent in agents.values()))
     site.agent()
     site.agent()
 
     for point, (action, state, times, status) in POINTS.items():
-        run = site.reaches(runs[point], status)
+        found = site.reaches(runs[point], status)
         assert site.effect(runs[point], action)["state"] == state, point
         assert len(site.done(action, runs[point])) == times, point
-        kinds = {decision["kind"] for decision in run["metadata"]["decisions"]}
+        kinds = {decision["kind"] for decision in found["metadata"]["decisions"]}
         assert kinds <= {"wait"}, f"{point}: a person was needed"
 
 
@@ -53,7 +53,7 @@ def test_killed_while_the_outside_is_at_it(site: Site) -> None:
     site.world.journal.set_mode("crm", "reserve", "slow_before", 2, 1)
     agent = site.agent(run=run)
     site.until(lambda: not site.world.journal.modes(), "the request")
-    kill(agent)  # the world goes on and does it all the same
+    kill(agent.process)  # the world goes on and does it all the same
 
     site.until(lambda: site.done("crm.reserve", run), "the reservation")
     site.reaches(run, "review", code="effect_unknown")

@@ -4,7 +4,6 @@ What must hold after each of these is asked by the fixture `site`."""
 
 from __future__ import annotations
 
-import os
 import signal
 
 import psutil
@@ -49,64 +48,3 @@ def test_everything_is_stopped_and_started_again(site: Site) -> None:
         assert site.up.end() == 0
         site.start_again()
         progress(3)
-
-
-# -- django-q's clusters
-
-
-def leaves(process: psutil.Process) -> list[psutil.Process]:
-    """Those of a cluster that do its work: the processes at the ends of its tree."""
-    return [child for child in process.children(recursive=True) if not child.children()]
-
-
-def sleeping(site: Site, count: int, seconds: int) -> list[str]:
-    """Runs that a timer wakes, all at the same instant; nobody but a tick looks at them."""
-    due = site.sql("SELECT to_char(clock_timestamp() + make_interval(secs => %s), 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS at", seconds)
-    timer = {"key": "alarm", "name": "alarm", "kind": "timer", "due_at": due[0]["at"]}
-    events = [
-        {"type": "checkpoint", "stage": "asleep", "ref": "store://asleep"},
-        {"type": "paused", "waits": [timer]},
-    ]
-    return site.open(count, events=events, holder="sleeper")
-
-
-def awake(site: Site, runs: list[str]) -> int:
-    return len(site.sql("SELECT 1 FROM rehydrate_run WHERE id::text = ANY(%s) AND status = 'ready'", runs))
-
-
-def woken_once(site: Site, runs: list[str]) -> None:
-    """None early, none twice."""
-    rows = site.sql(
-        "SELECT e.run_id::text AS run, e.at >= w.due_at AS in_time FROM rehydrate_ledgerevent e"
-        " JOIN rehydrate_wait w ON w.run_id = e.run_id WHERE e.type = 'wait.satisfied' AND e.run_id::text = ANY(%s)",
-        runs,
-    )
-    assert sorted(row["run"] for row in rows) == sorted(runs)
-    assert all(row["in_time"] for row in rows)
-
-
-def test_a_tick_is_killed_in_the_middle_of_its_batch(site: Site) -> None:
-    runs = sleeping(site, 30, 1)
-    with site.database() as database:
-        database.execute("LOCK TABLE rehydrate_ledgerevent IN EXCLUSIVE MODE")  # it gets as far as its first event
-        site.until(
-            lambda: site.sql(
-                "SELECT 1 FROM pg_locks WHERE relation = 'rehydrate_ledgerevent'::regclass AND NOT granted"
-            ),
-            "a tick that writes",
-        )
-        workers = leaves(site.service("ticks"))
-        kill(*workers)
-        assert awake(site, runs) == 0
-        database.rollback()
-    site.until(lambda: awake(site, runs) == len(runs), "the next tick")
-    woken_once(site, runs)
-
-
-def test_idle_workers_are_killed(site: Site) -> None:
-    """django-q2 hangs then, and looks alive; timers must go on all the same."""
-    for cluster in ("tasks", "ticks"):
-        kill(*leaves(site.service(cluster)))
-    runs = sleeping(site, 5, 1)
-    site.until(lambda: awake(site, runs) == len(runs), "the next tick")
-    woken_once(site, runs)

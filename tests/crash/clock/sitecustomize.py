@@ -1,4 +1,4 @@
-"""A Python process whose wall clock is wrong: put this folder on PYTHONPATH, and say by how many seconds in CLOCK_AHEAD.
+"""A Python process whose wall clock is wrong: with this folder on PYTHONPATH, by CLOCK_AHEAD seconds.
 
 The monotonic clock stays as it is, as it does when a machine's clock is set wrong.
 """

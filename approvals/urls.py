@@ -16,6 +16,7 @@ urlpatterns = [
     path("runs/<uuid:run_id>/timeline/", runs.timeline, name="timeline"),
     path("runs/<uuid:run_id>/handback/", operate.handback, name="handback"),
     path("runs/<uuid:run_id>/reconcile/", operate.reconcile, name="reconcile"),
+    path("runs/<uuid:run_id>/try-again/", operate.try_again, name="try_again"),
     path("runs/<uuid:run_id>/sign-off/", operate.sign_off, name="sign_off"),
     path("runs/<uuid:run_id>/<slug:name>/", operate.run_act, name="run_act"),
     path("waits/<uuid:wait_id>/state/", decide.wait_state, name="wait_state"),

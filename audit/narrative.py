@@ -174,6 +174,7 @@ _REASONS = {
     "effect_repeated": gettext_lazy("%(subject)s seems to have happened twice: two different receipts."),
     "ambiguous_signal": gettext_lazy("A signal fits several waits; a person must say which."),
     "unclaimed": gettext_lazy("It may go on, but no agent has come for it."),
+    "set_aside": gettext_lazy("Rehydrate could not apply what is due, and has set the run aside."),
     "clear": gettext_lazy("Everything needed is there."),
     "retry_same_key": gettext_lazy("%(subject)s is tried again under its own key, so it cannot happen twice."),
     "look_up": gettext_lazy("The agent first looks up whether %(subject)s happened."),
@@ -452,6 +453,71 @@ def waiting_for(wait: dict[str, Any]) -> str:
     if source:
         return gettext("%(kind)s from %(source)s") % {"kind": kind, "source": source}
     return kind
+
+
+# --- what happens by itself ---
+
+_UPCOMING = {  # by the kind of the timer and, for a deadline, where it leads; with the mark that stands before it
+    ("deadline", "satisfied"): (gettext_lazy("The timer “%(name)s” runs out, as it is meant to"), "wait"),
+    ("deadline", "review"): (
+        gettext_lazy("The deadline of “%(name)s” passes: a person must say how it goes on"), "review"
+    ),
+    ("deadline", "reject"): (
+        gettext_lazy("The deadline of “%(name)s” passes: it counts as not approved"), "undo"
+    ),
+    ("deadline", "escalate"): (
+        gettext_lazy(
+            "The deadline of “%(name)s” passes: it goes to %(to)s, once, with the same time again; after that a person"
+            " must say how it goes on"
+        ),
+        "person",
+    ),
+    ("deadline", "resume"): (
+        gettext_lazy("The deadline of “%(name)s” passes: the agent is told that nobody answered, and nothing more"),
+        "ready",
+    ),
+    ("deadline", "continue"): (
+        gettext_lazy("The deadline of “%(name)s” passes: it goes on without an answer"), "ready"
+    ),
+    ("deadline", "terminate"): (gettext_lazy("The deadline of “%(name)s” passes: the run ends"), "ended"),
+    ("reminder", None): (gettext_lazy("Reminder of “%(name)s” to %(to)s"), "wait"),
+    ("escalation", None): (gettext_lazy("“%(name)s” goes to %(to)s as well, once; its deadline stays"), "person"),
+    ("retry", None): (gettext_lazy("Next try: number %(n)s of %(limit)s"), "running"),
+    ("expiry", None): (
+        gettext_lazy("The approval of “%(name)s” expires if it was not used: a person must say how it goes on"), "limit"
+    ),
+    ("lease", None): (
+        gettext_lazy("%(holder)s loses its hold on the run, if nothing is heard from it: that counts as a failure"),
+        "agent",
+    ),
+    ("unclaimed", None): (gettext_lazy("It becomes an alarm in the inbox, if no agent has come for it"), "warn"),
+}  # fmt: skip
+
+
+def upcoming(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """`[{at, text, mark}]`: what happens to a run by itself, and when, the soonest first."""
+    failures = (run.get("metadata") or {}).get("failures") or {}
+    waits = {wait.get("id"): wait for wait in run.get("waits") or []}
+    effects = {effect.get("key"): effect for effect in run.get("effects") or []}
+    found = []
+    for timer in run.get("timers") or []:
+        kind, about = timer.get("kind"), timer.get("subject")
+        text, mark = _UPCOMING.get((kind, timer.get("then")), (formats.humanise(kind), "wait"))
+        wait = waits.get(about)
+        values = {
+            "name": timer_subject(wait) if wait else effect_name(effects.get(about), about),
+            "to": gettext(", ").join(timer.get("to") or []) or gettext("everyone who may decide"),
+            "n": failures.get("count", 0) + 1,
+            "limit": failures.get("limit", "–"),
+            "holder": about,
+        }
+        found.append({"at": timer.get("due_at"), "text": str(text) % values, "mark": mark})
+    return found
+
+
+def timer_subject(wait: dict[str, Any]) -> str:
+    """What a wait is called where its time is told: its ask, else its name."""
+    return str((wait.get("ask") or {}).get("summary") or formats.humanise(wait.get("name")))
 
 
 def conditions(items: list[dict[str, Any]] | None, labels: dict[str, str] | None = None) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import Q
 from django.utils import timezone
 
-from rehydrate.models import DrillResult, Effect, LedgerEvent, Run, Wait
+from rehydrate.models import DrillResult, Effect, LedgerEvent, Run, Timer, Trouble, Wait
 
 PAGE = 60
 DRILLS_LISTED = 30
@@ -23,6 +23,8 @@ DECISIONS = (
     "effect.signed_off",
     "taken_over",
 )
+#: What happened because its time had come.
+BY_TIME = ("wait.satisfied", "wait.timed_out", "wait.reminded", "wait.escalated", "lease.lapsed", "run.unclaimed")
 #: Bookkeeping that nobody searches for unless they ask for one run's whole timeline.
 QUIET = ("lease.granted", "lease.retaken", "verdict", "wait.superseded")
 
@@ -41,6 +43,7 @@ def history(caller: Any, *, filters: dict[str, str], cursor: str | None, limit: 
             "decisions": Q(type__in=DECISIONS),
             "effects": Q(type__startswith="effect."),
             "refused": Q(type="refused"),
+            "time": Q(type__in=BY_TIME),
         }.get(what)
         if chosen is not None:
             found = found.filter(chosen)
@@ -73,6 +76,48 @@ def _shapes(rows: list[LedgerEvent]) -> dict[Any, dict[str, Any]]:
     for wait in Wait.objects.filter(pk__in=waits).values("run_id", "id", "name", "ask"):
         shapes[wait["run_id"]]["waits"].append({**wait, "id": str(wait["id"])})
     return shapes
+
+
+def timers(caller: Any, *, limit: int = 100) -> dict[str, Any]:
+    """What becomes due by itself next in the caller's workspaces, and the runs to which it could not be applied:
+    `{pending: [{due_at, run, shape}], more, trouble: [{run, tries, set_aside_at}]}`. `shape` is just enough of the run
+    for the words: one timer, and what it is about. Three queries.
+    """
+    visible = [uuid.UUID(known) for known, roles in caller.workspaces.items() if roles]
+    found = Timer.objects.filter(run__workspace_id__in=visible, fired_at__isnull=True, run__trouble__isnull=True)
+    rows = list(found.select_related("run").order_by("due_at")[: limit + 1])
+    waits = {str(w.pk): w for w in Wait.objects.filter(run_id__in={row.run_id for row in rows}, status="open")}
+    keys = {row.subject for row in rows if row.kind == "expiry"}
+    effects = Effect.objects.filter(run_id__in={row.run_id for row in rows}, key__in=keys) if keys else []
+    acts = {(e.run_id, e.key): {"key": e.key, "title": e.title, "action": e.action} for e in effects}
+    trouble = Trouble.objects.filter(run__workspace_id__in=visible).select_related("run").order_by("since")[:limit]
+    return {
+        "pending": [
+            {
+                "due_at": row.due_at,
+                "run": row.run,
+                "shape": _timer_shape(row, waits.get(row.subject), acts.get((row.run_id, row.subject))),
+            }
+            for row in rows[:limit]
+        ],
+        "more": len(rows) > limit,
+        "trouble": list(trouble),
+    }
+
+
+def _timer_shape(row: Timer, wait: Wait | None, effect: dict[str, Any] | None) -> dict[str, Any]:
+    then: str | None = None
+    to: list[str] = []
+    if wait is not None and row.kind == "deadline":
+        then = "satisfied" if wait.kind == "timer" else wait.on_timeout
+    if wait is not None:
+        to = wait.groups if row.kind == "reminder" else wait.policy.get("escalate_to") or []
+    return {
+        "waits": [{"id": str(wait.pk), "name": wait.name, "ask": wait.ask}] if wait is not None else [],
+        "effects": [effect] if effect is not None else [],
+        "metadata": {"failures": {"count": row.run.failure_count, "limit": row.run.failure_limit}},
+        "timers": [{"kind": row.kind, "subject": row.subject, "due_at": row.due_at, "then": then, "to": to}],
+    }
 
 
 def _search(text: str) -> Q:

@@ -6,6 +6,7 @@ from audit import views
 
 urlpatterns = [
     path("history/", views.history, name="history"),
+    path("timers/", views.timers, name="timers"),
     path("drills/", views.drills, name="drills"),
     path("drills/<uuid:result_id>/", views.drill_result, name="drill_result"),
 ]

@@ -39,6 +39,16 @@ def history(request: HttpRequest) -> HttpResponse:
 
 @signed_in
 @require_safe
+def timers(request: HttpRequest) -> HttpResponse:
+    """What happens by itself next, what could not be applied, and what has happened because its time had come."""
+    caller = caller_of(request)
+    fired = selectors.history(caller, filters={"what": "time"}, cursor=None, limit=30)
+    found = selectors.timers(caller)
+    return page(request, "audit/timers.html", {"place": "timers", **found, "fired": fired["results"]})
+
+
+@signed_in
+@require_safe
 def drills(request: HttpRequest) -> HttpResponse:
     """The last result of each drill, what to paste into a release checklist, and the results before."""
     found = selectors.drills(_who_runs_this(request))

@@ -25,11 +25,33 @@ from rehydrate.core.canonical import instant
 from rehydrate.core.draft import Draft, same_person
 from rehydrate.core.policy import FlowPolicy
 from rehydrate.core.refusals import Refusal, invalid, not_found
-from rehydrate.core.state import Decision, Effect, Ref, Run, Wait
+from rehydrate.core.state import Decision, Effect, Ref, Run, State, Wait
 
 Json = dict[str, Any]
 
 # -- one run
+
+
+def _timers(state: State) -> list[Json]:
+    """What becomes due by itself, the soonest first, with where it leads (`then`) and to whom (`to`)."""
+    run = state.run
+    due = dict(loading.timers(state))
+    if run.lease_expires_at is not None:
+        due["lease", run.holder or ""] = run.lease_expires_at
+    if run.alarm_at is not None:
+        due["unclaimed", ""] = run.alarm_at
+    found = []
+    for (kind, subject), due_at in sorted(due.items(), key=lambda item: item[1]):
+        item: Json = {"kind": kind, "subject": subject or None, "due_at": instant(due_at), "then": None, "to": []}
+        wait = state.wait_by_id(subject) if kind in ("deadline", "reminder", "escalation") else None
+        if wait is not None and kind == "deadline":
+            item["then"] = "satisfied" if wait.kind == "timer" else wait.on_timeout
+        if wait is not None and kind == "reminder":
+            item["to"] = [wait.assigned_to or wait.claimed_by] if wait.assigned_to or wait.claimed_by else wait.groups
+        elif wait is not None and (kind == "escalation" or item["then"] == "escalate"):
+            item["to"] = wait.policy.get("escalate_to") or []
+        found.append(item)
+    return found
 
 
 def find_run(workspace: str, flow: str, external_id: str) -> str | None:
@@ -92,14 +114,52 @@ def run_of_wait(caller: Caller, wait_id: str) -> str:
 
 def refs_and_decisions(run_id: str) -> tuple[list[Ref], list[Decision]]:
     """The external references and the decisions of a run, oldest first. One query."""
+    refs, decisions, _ = _beside(run_id)
+    return refs, decisions
+
+
+def _beside(run_id: str) -> tuple[list[Ref], list[Decision], Json | None]:
+    """The same, and what trouble there is with what is due. One query."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT (SELECT jsonb_agg(to_jsonb(x) ORDER BY x.id) FROM rehydrate_externalref x WHERE x.run_id = %s),"
-            " (SELECT jsonb_agg(to_jsonb(d) ORDER BY d.seq) FROM rehydrate_decision d WHERE d.run_id = %s)",
-            [run_id, run_id],
+            " (SELECT jsonb_agg(to_jsonb(d) ORDER BY d.seq) FROM rehydrate_decision d WHERE d.run_id = %s),"
+            f" (SELECT {_TROUBLE} FROM rehydrate_trouble x WHERE x.run_id = %s)",
+            [run_id, run_id, run_id],
         )
-        refs, decisions = cursor.fetchone()
-    return loading.structs(refs, Ref), loading.structs(decisions, Decision)
+        refs, decisions, trouble = cursor.fetchone()
+    if isinstance(trouble, str):
+        trouble = msgspec.json.decode(trouble)
+    return loading.structs(refs, Ref), loading.structs(decisions, Decision), trouble
+
+
+_TROUBLE: Final = (
+    "jsonb_build_object('tries', x.tries, 'since', x.since, 'tried_at', x.tried_at, 'retry_at', x.retry_at,"
+    " 'set_aside_at', x.set_aside_at, 'error', x.error)"
+)
+
+
+def trouble(caller: Caller, run_id: str) -> Json | None:
+    """`{run: {id, workspace_id, flow, external_id, title, status}, tries, since, tried_at, retry_at, set_aside_at,
+    error}`: a run to which what is due could not be applied, without reading its state, which may be what is wrong.
+    None when there is no trouble; 404 where it is not visible.
+    """
+    run_id = _id(run_id, "run")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT r.workspace_id, r.flow, r.external_id, r.title, r.status,"
+            f" (SELECT {_TROUBLE} FROM rehydrate_trouble x WHERE x.run_id = r.id) FROM rehydrate_run r WHERE r.id = %s",
+            [run_id],
+        )
+        row = cursor.fetchone()
+    if row is None or not caller.sees(str(row[0]), row[1]):
+        raise not_found("run")
+    workspace, flow, external_id, title, status, found = row
+    if found is None:
+        return None
+    about = {"id": run_id, "workspace_id": str(workspace), "flow": flow, "external_id": external_id, "title": title}
+    kept: Json = msgspec.json.decode(found) if isinstance(found, str) else found
+    return {"run": {**about, "status": status}, **kept}
 
 
 def covers(caller: Caller, workspace: str, policy: FlowPolicy) -> tuple[str, ...]:
@@ -112,7 +172,7 @@ def covers(caller: Caller, workspace: str, policy: FlowPolicy) -> tuple[str, ...
 def get_run(caller: Caller, run_id: str) -> Json:
     draft = current(caller, run_id)
     run = draft.run
-    refs, decisions = refs_and_decisions(run.id)
+    refs, decisions, in_trouble = _beside(run.id)
     found = verdict.assess(draft.state, draft.pinned, draft.now)
     whole = shapes.run_whole(
         draft.state,
@@ -123,10 +183,8 @@ def get_run(caller: Caller, run_id: str) -> Json:
         secrets=not caller.is_person or caller.may(run.workspace_id, "operator"),
     )
     whole["flow_title"] = draft.pinned.title or run.flow
-    whole["timers"] = [
-        {"kind": kind, "subject": subject or None, "due_at": instant(due_at)}
-        for (kind, subject), due_at in sorted(loading.timers(draft.state).items(), key=lambda item: item[1])
-    ]
+    whole["timers"] = _timers(draft.state)
+    whole["trouble"] = in_trouble
     return dict(seal.mask(whole, covers(caller, run.workspace_id, draft.policy)))
 
 
@@ -349,6 +407,18 @@ def _run_item(caller: Caller, row: Json) -> Json:
     return dict(seal.mask(shape, _covers_of(caller, run, row)))
 
 
+def _aside_item(row: Json, aside: Json) -> Json:
+    """A run that was set aside, without reading its state: that may be what is wrong with it."""
+    plain = ("id", "flow", "external_id", "title", "status", "requested_by", "created_at", "updated_at")
+    reasons = [{"code": "set_aside", "subject": None}]
+    return {
+        **{name: row[name] for name in plain},
+        "flow_title": row["flow"],
+        "verdict": {"outcome": "review", "reasons": reasons},
+        "trouble": aside,
+    }
+
+
 def _wait_item(caller: Caller, row: Json, run_row: Json) -> Json:
     run = loading.run_of(run_row)
     wait = msgspec.convert(seal.unseal(row, row.get("sealed")), Wait)
@@ -472,6 +542,9 @@ def _groups_of(caller: Caller) -> list[tuple[str, str]]:
         return [(str(workspace), name) for workspace, name in db.fetchall()]
 
 
+_NOT_ASIDE: Final = "NOT EXISTS (SELECT FROM rehydrate_trouble x WHERE x.run_id = r.id AND x.set_aside_at IS NOT NULL)"
+
+
 def _may_decide(where: _Where, caller: Caller) -> None:
     """Open asks that this person may decide, and has not voted on.
 
@@ -504,6 +577,8 @@ _WAIT_SCOPES: Final = ("mine", "available", "decided")
 def _scope(where: _Where, caller: Caller, scope: str) -> str:
     """Adds a scope's condition; the tables it reads."""
     _walls(where, caller)
+    if scope in ("mine", "available"):
+        where.add(_NOT_ASIDE)  # what cannot be answered is not offered; the run itself is under "review"
     if scope == "mine":
         where.add("w.status = 'open' AND (w.claimed_by = %s OR w.assigned_to = %s)", caller.id, caller.id)
     elif scope == "available":
@@ -521,7 +596,11 @@ def _scope(where: _Where, caller: Caller, scope: str) -> str:
     elif scope == "review":
         # An act that happened twice outside is an alarm whatever the run does, until somebody clears it.
         twice = msgspec.json.encode([{"code": "effect_repeated"}]).decode()
-        where.add("r.status = 'review' OR (r.ended_at IS NULL AND r.alarms @> %s::jsonb)", twice)
+        where.add(
+            "r.status = 'review' OR (r.ended_at IS NULL AND r.alarms @> %s::jsonb) OR EXISTS"
+            " (SELECT FROM rehydrate_trouble x WHERE x.run_id = r.id AND x.set_aside_at IS NOT NULL)",
+            twice,
+        )
     elif scope == "unknown":
         where.add(
             "EXISTS (SELECT 1 FROM rehydrate_effect e WHERE e.run_id = r.id AND"
@@ -575,13 +654,17 @@ def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limi
         ]
     else:
         select = (
-            f"{_RUN}, (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id"
+            f"{_RUN}, (SELECT {_TROUBLE} FROM rehydrate_trouble x WHERE x.run_id = r.id AND x.set_aside_at IS NOT NULL)"
+            " AS aside, (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id"
             " AND e.state IN ('unknown', 'compensation_unknown')) AS effects"
         )
         order = [("coalesce(r.status_since, r.created_at)", "timestamptz", "ASC"), ("r.id", "uuid", "ASC")]
         rows, more, total = _rows(tables, where, order=order, select=select, cursor=cursor, limit=limit)
         results = []
         for row in rows:
+            if row["aside"] is not None:
+                results.append({"wait": None, "run": _aside_item(row["run"], row["aside"])})
+                continue
             item = _run_item(caller, row["run"])
             item["effects"] = [shapes.effect(e) for e in loading.structs(row["effects"], Effect)]
             run = loading.run_of(row["run"])

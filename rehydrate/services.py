@@ -846,7 +846,23 @@ def terminate(caller: Caller, run_id: str, body: cmd.Reasoned) -> Json:
 
 
 def retry(caller: Caller, run_id: str, body: cmd.Retry) -> Json:
+    """Grants more tries. What is due of a run that was set aside is tried again by it, whatever else it grants."""
+    aside = selectors.trouble(caller, run_id)
+    if aside is not None and aside["set_aside_at"] is not None:
+        try_again(caller, run_id, body.reason)
+        return selectors.get_run(caller, run_id)
     return _run_change(caller, run_id, "retry", lambda draft: core.retry(draft, body), settles=True)
+
+
+def try_again(caller: Caller, run_id: str, reason: str) -> None:
+    """A person has what is due of a run tried again that was set aside; the next tick does."""
+    aside = selectors.trouble(caller, run_id)
+    if not caller.is_person:
+        raise Refusal("agents_cannot_decide", "Agents never decide: this needs a person.", subject=run_id)
+    if aside is None:
+        raise Refusal("not_resumable", "What is due could be applied: there is nothing to be tried again.")
+    _person(caller, aside["run"]["workspace_id"], "operator")
+    sweep.try_again(aside["run"]["id"], by=caller.id, reason=reason, channel=caller.channel)
 
 
 def clear(caller: Caller, run_id: str, body: cmd.Clear) -> Json:

@@ -114,7 +114,10 @@ def _event(row: LedgerEvent) -> dict[str, Any]:
 
 def _tables(run_id: str, rows: list[LedgerEvent], last: str) -> Flaw | None:
     """The events folded again, against what the tables say."""
-    loaded = loading.load_runs([run_id], lock=False, full=True)[run_id]
+    try:
+        loaded = loading.load_runs([run_id], lock=False, full=True)[run_id]
+    except msgspec.ValidationError as error:
+        return Flaw(run_id, 0, f"a row of its tables cannot be read ({error})")
     if not rows:
         return Flaw(run_id, 1, "it is missing: the run has no events")
     if loaded.state.run.version != len(rows):

@@ -184,6 +184,21 @@ def _answer(
 
 
 @signed_in
+@require_POST
+def try_again(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """Has what is due of a run tried again that was set aside."""
+    if not sent_before(request):
+        try:
+            services.try_again(caller_of(request), str(run_id), request.POST.get("reason", "").strip()[:2000])
+            say(request, gettext("It is tried again within seconds."))
+        except Refusal as refusal:
+            if refusal.code in ("not_found", "forbidden"):
+                raise
+            say_refusal(request, refusal)
+    return go(request, run_url(run_id))
+
+
+@signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def run_act(request: HttpRequest, run_id: Any, name: str) -> HttpResponse:
     """Take over, terminate, retry, clear."""

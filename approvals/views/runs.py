@@ -13,6 +13,7 @@ from approvals import live, present, reads
 from approvals.forms import CommentForm
 from approvals.web import asked, caller_of, frame, page, signed_in
 from rehydrate import selectors
+from rehydrate.core.refusals import Refusal
 
 EVENTS = 200
 RUN_FILTERS = ("q", "status", "flow", "stage", "system", "resource", "external_id", "label", "older_than")
@@ -97,6 +98,8 @@ def _key(context: dict[str, Any]) -> str:
         [
             run.get("version"),
             run.get("status"),
+            run.get("trouble"),
+            (run.get("lease") or {}).get("expires_at"),
             [
                 (w.get("id"), w.get("version"), w.get("status"), len(w.get("votes") or []))
                 for w in run.get("waits") or []
@@ -110,7 +113,15 @@ def _key(context: dict[str, Any]) -> str:
 @require_safe
 def run_page(request: HttpRequest, run_id: Any) -> HttpResponse:
     """What happened, what should happen next, and the buttons for it."""
-    context = load(request, run_id)
+    try:
+        context = load(request, run_id)
+    except Refusal:
+        raise
+    except Exception:
+        aside = _set_aside(request, run_id)
+        if aside is None:
+            raise
+        return aside
     regions = live.render_regions(request, REGIONS, context)
     query = request.GET.copy()
     query.pop("state", None)
@@ -123,6 +134,17 @@ def run_page(request: HttpRequest, run_id: Any) -> HttpResponse:
         "queue": _queue(request, context),
     }
     return page(request, "run/page.html", context)
+
+
+def _set_aside(request: HttpRequest, run_id: Any) -> HttpResponse | None:
+    """The page of a run whose state cannot be read or worked out, where that is known; None where it is not."""
+    caller = caller_of(request)
+    trouble = selectors.trouble(caller, str(run_id))
+    if trouble is None:
+        return None
+    run = trouble["run"]
+    operates = caller.may(run["workspace_id"], "operator")
+    return page(request, "run/aside.html", {"place": "run", "run": run, "trouble": trouble, "may_operate": operates})
 
 
 def _queue(request: HttpRequest, context: dict[str, Any]) -> list[dict[str, Any]]:

@@ -221,6 +221,11 @@ def told_line(event: dict[str, Any], run: dict[str, Any] | None = None) -> dict[
 
 
 @register.simple_tag
+def upcoming(run: dict[str, Any]) -> list[dict[str, Any]]:
+    return narrative.upcoming(run)
+
+
+@register.simple_tag
 def recommended(run: dict[str, Any]) -> dict[str, Any]:
     return narrative.recommended(run)
 

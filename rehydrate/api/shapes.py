@@ -317,11 +317,24 @@ class RunItem(RunHead):
 
 
 class Timer(Shape):
-    """Something that becomes due by itself."""
+    """Something that becomes due by itself: `then` is where a deadline leads, `to` who is reminded or asked next."""
 
     kind: str
     subject: str | None
     due_at: c.When
+    then: str | None
+    to: list[str]
+
+
+class Trouble(Shape):
+    """What is due could not be applied: how often that was tried, and whether an operator must have it tried again."""
+
+    tries: int
+    since: c.When
+    tried_at: c.When
+    retry_at: c.When | None
+    set_aside_at: c.When | None
+    error: str
 
 
 class Run(RunHead):
@@ -334,6 +347,7 @@ class Run(RunHead):
     passed: list[str]
     flow_title: str | UnsetType = UNSET
     timers: list[Timer] | UnsetType = UNSET
+    trouble: Trouble | UnsetType | None = UNSET
 
 
 # -- answers to agents -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from django.db import connection
 
+from rehydrate import loading
 from rehydrate.core import events as ev
 from rehydrate.core.draft import Context, People
 from rehydrate.core.policy import FlowPolicy
@@ -16,22 +17,10 @@ SYSTEM: Final = {"kind": ev.SYSTEM.kind, "id": ev.SYSTEM.id, "name": ev.SYSTEM.n
 
 
 def people_of(workspace: str) -> People:
-    """Who may decide in a workspace: active people with the reviewer's role, by group. One query."""
+    """Who may decide in a workspace. One query."""
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT g.name, g.roles, u.username FROM rehydrate_group g"
-            " JOIN rehydrate_membership m ON m.group_id = g.id JOIN auth_user u ON u.id = m.user_id"
-            " WHERE g.workspace_id = %s AND u.is_active",
-            [workspace],
-        )
-        rows = cursor.fetchall()
-    able = {"reviewer", "operator", "admin"}
-    reviewers = {name for _, roles, name in rows if able & set(roles)}
-    groups: dict[str, list[str]] = {}
-    for group, _, name in rows:
-        if name in reviewers:
-            groups.setdefault(group, []).append(name)
-    return People(groups=groups, reviewers=sorted(reviewers))
+        cursor.execute(f"{loading.PEOPLE} %s", [workspace])
+        return loading.people_in(cursor.fetchone()[0])
 
 
 def context_of(loaded: Loaded, actor: dict[str, Any]) -> Context:
@@ -42,18 +31,26 @@ def context_of(loaded: Loaded, actor: dict[str, Any]) -> Context:
         pinned=loaded.pinned,
         workspace=loaded.state.run.workspace_id,
         actor=actor,
+        people=loaded.people,
     )
 
 
 def make_context(
-    *, now: dt.datetime, number: int, policy: FlowPolicy, pinned: FlowPolicy, workspace: str, actor: dict[str, Any]
+    *,
+    now: dt.datetime,
+    number: int,
+    policy: FlowPolicy,
+    pinned: FlowPolicy,
+    workspace: str,
+    actor: dict[str, Any],
+    people: People | None = None,
 ) -> Context:
-    cache: list[People] = []
+    known = [people] if people is not None else []
 
-    def people() -> People:
-        if not cache:
-            cache.append(people_of(workspace))
-        return cache[0]
+    def staff() -> People:
+        if not known:
+            known.append(people_of(workspace))
+        return known[0]
 
     return Context(
         now=now,
@@ -63,6 +60,6 @@ def make_context(
         actor=ev.Actor(kind=actor["kind"], id=actor["id"], name=actor["name"]),
         new_id=lambda: str(uuid7()),
         new_token=lambda: random_tokens.token_urlsafe(32),
-        people=people,
+        people=staff,
         owner=actor.get("owner"),
     )

@@ -42,7 +42,13 @@ def database_settings(url: str, *, pool: int) -> dict[str, Any]:
     """The entry for `DATABASES`; `pool` is the largest number of pooled connections, 0 for one kept by each thread."""
     parts = parse(url)
     settings: dict[str, Any] = {django: str(parts.pop(libpq, "") or "") for libpq, django in _DJANGO_NAMES.items()}
-    options: dict[str, Any] = {"application_name": "rehydrate", "connect_timeout": 10, **parts}
+    options: dict[str, Any] = {
+        "application_name": "rehydrate",
+        "connect_timeout": 10,
+        "server_side_binding": True,
+        "prepare_threshold": 2,
+        **parts,
+    }
     if pool:
         options["pool"] = {"min_size": 1, "max_size": pool, "timeout": 10}
     return {

@@ -1,17 +1,22 @@
-"""The only writer. Each change of a run is one transaction: lock, apply what is overdue, decide, record events and
-projections.
+"""The only writer. Each change of a run: read it, apply what is overdue, decide, record events and projections at once.
+
+What is written names the revision that was read, and is one statement: where somebody else wrote the run in between,
+nothing is written, and all of it is done again with the run locked. So of two at the same instant one is first, and the
+other decides on what the first has left.
 
 A refusal that matters is an event as well: it is committed, with what it changes, while the caller still gets the
 refusal.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connection, transaction
 
-from rehydrate import clock, loading, projections, seal, shapes, signals
+from rehydrate import loading, projections, seal, shapes, signals
 from rehydrate.contexts import SYSTEM, context_of, make_context
 from rehydrate.core import decide, waiting
 from rehydrate.core import events as ev
@@ -20,14 +25,19 @@ from rehydrate.core.refusals import AUDITED, Refusal, not_found
 from rehydrate.core.state import Run, State
 from rehydrate.core.verdict import NeedsAllEffects
 from rehydrate.ids import uuid7
-from rehydrate.loading import Loaded
+from rehydrate.loading import Ground, Loaded
 from rehydrate.models import Signal, Wait, Workspace
-from rehydrate.projections import Change
+from rehydrate.projections import Change, Overtaken
 
 R = TypeVar("R")
+Json = dict[str, Any]
 
 Work = Callable[[Draft], R]
-Lock = Callable[[], list[str]]
+Lock = Literal["unless alone", "taken", "held"]
+
+
+class NeedsLock(Exception):
+    """The attempt touches more than its run (signals), which one statement cannot write: lock, and do it again."""
 
 
 def change(
@@ -36,44 +46,71 @@ def change(
     *,
     actor: dict[str, Any],
     operation: str,
-    full: bool = True,
-    keys: Iterable[str] = (),
-    wait_keys: Iterable[str] = (),
-    wait_ids: Iterable[str] = (),
-    prints: Iterable[str] = (),
     check: Callable[[Run], None] | None = None,
     rescue: Callable[[Draft, Refusal], None] | None = None,
-    after: Callable[[Draft], None] | None = None,
-    within: bool = False,
+    keep: Callable[[Draft], list[Json]] | None = None,
+    lock: Lock = "unless alone",
+    **reading: Any,
 ) -> tuple[R, Draft]:
-    """Do `work` on a locked run and commit it with its events. Raises the Refusal of `work`, after recording what
-    matters.
+    """Do `work` on a run and commit it with its events. Raises the Refusal of `work`, after recording what matters.
 
     `check` looks at the run before anything happens (walls, roles) and raises; `rescue` records what is kept of a
-    refused batch (receipts); `after` runs in the transaction once all is decided (opaque state). `within` says that the
-    caller's transaction holds the run's lock and ends with this change, so that no savepoint is needed.
+    refused batch (receipts); `keep` gives the rows of opaque state that belong to what was decided; `reading` says what
+    of the run is read (see `loading.load_runs`). `work` may be carried out more than once. `lock` says that the run is
+    to be locked from the start, since `work` writes more than the run; or that the caller's transaction holds it.
     """
-    named: dict[str, Any] = {"keys": keys, "wait_keys": wait_keys, "wait_ids": wait_ids, "prints": prints}
-    with transaction.atomic(savepoint=not within):
-        loaded = loading.load_runs([run_id], full=full, **named).get(run_id)
-        if loaded is None:
-            raise not_found("run")
-        if check is not None:
-            check(loaded.state.run)
+    step = partial(
+        _change, work=work, actor=actor, operation=operation, check=check, rescue=rescue, keep=keep, reading=reading
+    )
+    if lock == "held":
+        result, draft, refused = step(run_id, lock=False)
+    else:
         try:
-            result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
-        except NeedsAllEffects:
-            # What is saved is the difference to this state: against the part, every row of the run would be written.
-            loaded = loading.load_runs([run_id], full=True, **named)[run_id]
-            result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
-        _save(loaded, draft)
-        if after is not None and refused is None:
-            after(draft)
+            if lock == "taken" or connection.in_atomic_block:
+                raise NeedsLock
+            result, draft, refused = step(run_id, lock=False)
+        except (Overtaken, NeedsLock):
+            with transaction.atomic(savepoint=False):
+                result, draft, refused = step(run_id, lock=True)
     if refused is not None:
         if refused.status == 409:  # the object as it stands
             refused.extra.setdefault("run_status", draft.run.status)
         raise shapes.refusal(refused, draft.policy if actor["kind"] == "person" else None)
-    return result, draft  # type: ignore[return-value]
+    return result, draft
+
+
+def _change(
+    run_id: str,
+    *,
+    lock: bool,
+    work: Work[R],
+    actor: dict[str, Any],
+    operation: str,
+    check: Callable[[Run], None] | None,
+    rescue: Callable[[Draft, Refusal], None] | None,
+    keep: Callable[[Draft], list[Json]] | None,
+    reading: dict[str, Any],
+) -> tuple[Any, Draft, Refusal | None]:
+    loaded = _read(run_id, lock=lock, reading=reading)
+    if check is not None:
+        check(loaded.state.run)
+    try:
+        result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
+    except NeedsAllEffects:
+        # What is saved is the difference to this state: against the part, every row of the run would be written.
+        loaded = _read(run_id, lock=lock, reading={**reading, "full": True})
+        result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
+    _save(loaded, draft, keep(draft) if keep is not None and refused is None else [])
+    return result, draft, refused
+
+
+def _read(run_id: str, *, lock: bool, reading: dict[str, Any]) -> Loaded:
+    if lock and reading.get("by_wait"):
+        run_id = str(Wait.objects.filter(pk=run_id).values_list("run_id", flat=True).first() or run_id)
+        reading = {**reading, "by_wait": False}
+    for loaded in loading.load_runs([run_id], lock=lock, **{"full": True, **reading}).values():
+        return loaded
+    raise not_found("wait" if "by_wait" in reading else "run")
 
 
 def _attempt(
@@ -101,54 +138,68 @@ def _attempt(
     return result, draft, None
 
 
-def _save(loaded: Loaded, draft: Draft) -> None:
-    change = _change(loaded, draft)
-    if change is not None:
-        projections.save([change])
+def _save(loaded: Loaded, draft: Draft, states: list[Json]) -> None:
+    if _worth_writing(loaded, draft):
+        projections.save([_change_of(loaded, draft, states)])
 
 
-def _change(loaded: Loaded, draft: Draft) -> Change | None:
-    """What is to be written, if anything."""
-    before, after = loaded.state, draft.state
+def _worth_writing(loaded: Loaded, draft: Draft) -> bool:
+    before = loaded.state
     due = any(due_at <= draft.now for due_at in loading.timers(before).values())
-    if draft.recorded or after.run is not before.run or due:
-        secret = seal.tails(draft.policy.secret)
-        return Change(before, after, draft.recorded, secret, draft.now, bool(draft.policy.deliver_to))
-    return None
+    return bool(draft.recorded) or draft.run is not before.run or due
+
+
+def _change_of(loaded: Loaded | None, draft: Draft, states: list[Json]) -> Change:
+    return Change(
+        before=loaded.state if loaded is not None else None,
+        after=draft.state,
+        recorded=draft.recorded,
+        secret=seal.tails(draft.policy.secret),
+        now=draft.now,
+        deliver=bool(draft.policy.deliver_to),
+        revision=loaded.revision if loaded is not None else 0,
+        states=states,
+        sealed=loaded is not None and loaded.sealed,
+    )
 
 
 def create(
     *,
     workspace: str,
-    flow: str,
     actor: dict[str, Any],
     work: Work[R],
-    after: Callable[[Draft], None] | None = None,
+    ground: Ground,
+    keep: Callable[[Draft], list[Json]] = lambda draft: [],
 ) -> tuple[R, Draft]:
     """A new run with its first events, all or nothing.
 
     Raises IntegrityError when another opened it at the same instant.
     """
-    with transaction.atomic():
-        number, policy = loading.current_policy(workspace, flow)
+
+    def make() -> tuple[R, Draft]:
+        policy = ground.policy
         ctx = make_context(
-            now=clock.now(), number=number, policy=policy, pinned=policy, workspace=workspace, actor=actor
-        )
+            now=ground.now, number=ground.number, policy=policy, pinned=policy, workspace=workspace, actor=actor,
+            people=ground.people,
+        )  # fmt: skip
         draft = Draft(State(Run(id=str(uuid7()))), ctx)
+        result = work(draft)
+        _match_buffered(draft, 0)
+        decide.settle(draft)
+        projections.save([_change_of(None, draft, keep(draft))])
+        return result, draft
+
+    try:
         try:
-            result = work(draft)
-            _match_buffered(draft, 0)
-            decide.settle(draft)
-        except Refusal as refusal:
-            raise shapes.refusal(refusal) from None
-        secret = seal.tails(policy.secret)
-        projections.save([Change(None, draft.state, draft.recorded, secret, draft.now, bool(policy.deliver_to))])
-        if after is not None:
-            after(draft)
-    return result, draft
+            return make()
+        except NeedsLock:
+            with transaction.atomic():
+                return make()
+    except Refusal as refusal:
+        raise shapes.refusal(refusal) from None
 
 
-def catch_up(lock: Lock) -> int:
+def catch_up(lock: Callable[[], list[str]]) -> int:
     """Apply what is overdue to runs nobody asks about, many in one transaction. How many of them changed.
 
     `lock` locks runs within it and gives their ids. Nothing is saved when one of them cannot be caught up: whose fault
@@ -177,7 +228,7 @@ def _caught_up(loaded: Loaded) -> Change | None:
     draft = Draft(loaded.state, context_of(loaded, SYSTEM))
     decide.apply_overdue(draft)
     decide.settle(draft)
-    return _change(loaded, draft)
+    return _change_of(loaded, draft, []) if _worth_writing(loaded, draft) else None
 
 
 def policy_changed(*, workspace: Workspace, groups: set[str], flow_waits: set[tuple[str, str]], by: str) -> int:
@@ -230,6 +281,8 @@ def _match_buffered(draft: Draft, since: int) -> None:
     for wait in sorted(waits, key=lambda wait: (wait.name, wait.correlation or "")):
         if wait.kind not in ("callback", "signal"):
             continue
+        if not connection.in_atomic_block:
+            raise NeedsLock
         targets = signals.targets(flow=run.flow, external_id=run.external_id, correlation=wait.correlation)
         signals.lock(run.workspace_id, wait.name, targets)
         for signal in signals.buffered_for(run, wait.name, wait.correlation):

@@ -5,6 +5,7 @@ A row decodes into the struct of its name (core/state.py): a projection is nothi
 
 import datetime as dt
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -13,8 +14,9 @@ from django.db import connection
 from msgspec import Struct
 
 from rehydrate import clock, seal
+from rehydrate.core.draft import People
 from rehydrate.core.policy import UNDECLARED, FlowPolicy, load
-from rehydrate.core.state import ATTENTION, Effect, Run, State, Wait
+from rehydrate.core.state import ATTENTION, Decision, Effect, Ref, Run, State, Wait
 
 T = TypeVar("T", bound=Struct)
 
@@ -22,13 +24,19 @@ _ATTENTION: Final = "(" + ", ".join(f"'{state}'" for state in ATTENTION) + ")"
 
 
 class Loaded(Struct, frozen=True):
-    """A locked run as it stands, the database's time, and its policies: the newest, and the one pinned at its pause."""
+    """A run as it stands, the database's time, and its policies: the newest, and the one pinned at its pause.
+
+    `revision` is what its row was at; `people` are there where they were asked for; `sealed` says that a row holds secrets.
+    """
 
     state: State
     now: dt.datetime
     number: int
     policy: FlowPolicy
     pinned: FlowPolicy
+    revision: int
+    people: People | None = None
+    sealed: bool = False
 
 
 # -- policies: written once, so they may be kept in memory
@@ -53,13 +61,38 @@ def policy_of(workspace: str, flow: str, number: int) -> FlowPolicy:
     return _policies[key]
 
 
-def current_policy(workspace: str, flow: str) -> tuple[int, FlowPolicy]:
-    """The newest policy of a flow and its number."""
+#: Who may decide in a workspace: active people, by group, with the groups' roles.
+PEOPLE: Final = """
+SELECT jsonb_agg(jsonb_build_array(g.name, to_jsonb(g.roles), u.username)) FROM rehydrate_group g
+    JOIN rehydrate_membership m ON m.group_id = g.id JOIN auth_user u ON u.id = m.user_id
+    WHERE u.is_active AND g.workspace_id ="""
+
+
+class Ground(Struct, frozen=True):
+    """What a run is opened on: the time, its flow's newest policy, those who may decide; or the run that is there."""
+
+    now: dt.datetime
+    number: int
+    policy: FlowPolicy
+    people: People
+    known: str | None
+
+
+_GROUND: Final = f"""
+SELECT clock_timestamp() + %s::interval,
+       coalesce((SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = w.id AND f.name = %s), 0),
+       ({PEOPLE} w.id),
+       (SELECT r.id FROM rehydrate_run r WHERE r.workspace_id = w.id AND r.flow = %s AND r.external_id = %s)
+FROM rehydrate_workspace w WHERE w.id = %s
+"""
+
+
+def ground(workspace: str, flow: str, external_id: str) -> Ground:
+    """All that opening a run needs to know. One statement."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT current FROM rehydrate_flow WHERE workspace_id = %s AND name = %s", [workspace, flow])
-        row = cursor.fetchone()
-    number = row[0] if row else 0
-    return number, policy_of(workspace, flow, number)
+        cursor.execute(_GROUND, [clock.interval(), flow, flow, external_id, workspace])
+        now, number, people, known = cursor.fetchone()
+    return Ground(now, number, policy_of(workspace, flow, number), people_in(people), str(known) if known else None)
 
 
 _slugs: dict[str, str] = {}
@@ -87,20 +120,48 @@ def _decoded(value: Any) -> Any:
 
 # -- reading
 
-_LOCK: Final = "SELECT to_jsonb(r) FROM rehydrate_run r WHERE r.id = ANY(%s) ORDER BY r.id FOR NO KEY UPDATE"
+_LOCK: Final = "SELECT r.id FROM rehydrate_run r WHERE r.id = ANY(%s) ORDER BY r.id FOR NO KEY UPDATE"
 
-_PARTS: Final = f"""
-SELECT r.id, clock_timestamp() + %s::interval,
-       coalesce((SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = r.workspace_id AND f.name = r.flow), 0),
-       (SELECT jsonb_agg(to_jsonb(w)) FROM rehydrate_wait w WHERE w.run_id = r.id AND
-           (%s OR w.status = 'open' OR w.pause = r.pause OR w.key = ANY(%s) OR w.id = ANY(%s))),
-       (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id AND
-           (%s OR e.state IN {_ATTENTION} OR e.key = ANY(%s)
-            OR e.key = ANY(ARRAY(SELECT w.effect_key FROM rehydrate_wait w WHERE w.run_id = r.id AND w.status = 'open'))
-            OR e.fingerprint = ANY(%s) OR e.first_fingerprint = ANY(%s)))
-FROM rehydrate_run r WHERE r.id = ANY(%s)
+
+#: What an envelope tells beside the state.
+_HISTORY: Final = """,
+       (SELECT jsonb_agg(to_jsonb(x) ORDER BY x.id) FROM rehydrate_externalref x WHERE x.run_id = r.id),
+       (SELECT jsonb_agg(to_jsonb(d) ORDER BY d.seq) FROM rehydrate_decision d WHERE d.run_id = r.id),
+       (SELECT s.sealed FROM rehydrate_checkpointstate s
+         WHERE s.run_id = r.id AND s.seq = (r.checkpoint->>'seq')::bigint)
 """
-_AT_ONCE: Final = _PARTS.replace("SELECT r.id,", "SELECT to_jsonb(r),", 1)
+
+
+@lru_cache
+def _reading(*, one: bool, full: bool, people: bool, history: bool, by_wait: bool, named: frozenset[str]) -> str:
+    """The statement that reads runs with what is asked for. What is not is not in its text: plans stay simple."""
+    waits = ["w.status = 'open'", "w.pause = r.pause"]
+    waits += [f"w.{column} = ANY(%({name})s)" for name, column in _NAMED_WAITS.items() if name in named]
+    effects = [
+        f"e.state IN {_ATTENTION}",
+        "e.key = ANY(ARRAY(SELECT w.effect_key FROM rehydrate_wait w WHERE w.run_id = r.id AND w.status = 'open'))",
+    ]
+    effects += [
+        f"e.{column} = ANY(%({name})s)"
+        for name, columns in _NAMED_EFFECTS.items()
+        if name in named
+        for column in columns
+    ]
+    some_waits, some_effects = ("", "") if full else (f"AND ({' OR '.join(each)})" for each in (waits, effects))
+    asked = f", ({PEOPLE} r.workspace_id)" if people else ""
+    which = "%(id)s" if one else "ANY(%(ids)s)"
+    if by_wait:
+        which = f"ANY(ARRAY(SELECT w.run_id FROM rehydrate_wait w WHERE w.id = {which}))"
+    return f"""
+SELECT to_jsonb(r), clock_timestamp() + %(offset)s::interval,
+       coalesce((SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = r.workspace_id AND f.name = r.flow), 0),
+       (SELECT jsonb_agg(to_jsonb(w)) FROM rehydrate_wait w WHERE w.run_id = r.id {some_waits}),
+       (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id {some_effects}){asked}
+{_HISTORY if history else ""} FROM rehydrate_run r WHERE r.id = {which}"""
+
+
+_NAMED_WAITS: Final = {"wait_keys": "key", "wait_ids": "id"}
+_NAMED_EFFECTS: Final = {"keys": ("key",), "prints": ("fingerprint", "first_fingerprint")}
 
 
 def load_runs(
@@ -108,6 +169,9 @@ def load_runs(
     *,
     lock: bool = True,
     full: bool = False,
+    people: bool = False,
+    history: bool = False,
+    by_wait: bool = False,
     keys: Iterable[str] = (),
     wait_keys: Iterable[str] = (),
     wait_ids: Iterable[str] = (),
@@ -116,33 +180,70 @@ def load_runs(
     """The runs with these ids, locked for the transaction in the order of their ids.
 
     The lock comes first and the rest in a statement of its own: a statement that waited for a lock still reads other
-    tables as they were before it waited. Without a lock all of it is one statement, which sees one moment.
+    tables as they were before it waited. Without a lock all of it is one statement, which sees one moment. `people`
+    brings those who may decide, `history` all references and decisions and the latest checkpoint's opaque state.
+    `by_wait`: the ids are those of waits, and their runs are meant.
     """
+    if not ids:
+        return {}
     uuids = [UUID(run_id) for run_id in ids]
-    same = list(prints)
-    named: list[Any] = [list(wait_keys), [UUID(wait_id) for wait_id in wait_ids], full, list(keys), same, same]
+    given: dict[str, Any] = {
+        "keys": list(keys),
+        "prints": list(prints),
+        "wait_keys": list(wait_keys),
+        "wait_ids": [UUID(wait_id) for wait_id in wait_ids],
+    }
+    statement = _reading(
+        one=len(uuids) == 1,
+        full=full,
+        people=people,
+        history=history,
+        by_wait=by_wait,
+        named=frozenset() if full else frozenset(name for name, values in given.items() if values),
+    )
     with connection.cursor() as cursor:
-        runs: dict[str, dict[str, Any]] = {}
         if lock:
             cursor.execute(_LOCK, [uuids])
-            runs = {row["id"]: row for (text,) in cursor.fetchall() for row in [_decoded(text)]}
-            if not runs:
-                return {}
-        cursor.execute(_PARTS if lock else _AT_ONCE, [clock.interval(), full, *named, uuids])
+        cursor.execute(statement, {**given, "id": uuids[0], "ids": uuids, "offset": clock.interval()})
         rows = cursor.fetchall()
     loaded: dict[str, Loaded] = {}
-    for key, now, number, waits, effects in rows:
-        run = run_of(runs[str(key)] if lock else _decoded(key))
+    for row, now, number, waits, effects, *more in rows:
+        marks, run = _struct(row, Run)
+        staff = people_in(more.pop(0)) if people else None
+        refs, decisions, opaque = more if history else (None, None, None)
+        sealed = [marks.sealed is not None]
         state = State(
             run,
-            {wait.key: wait for wait in structs(waits, Wait)},
-            {effect.key: effect for effect in structs(effects, Effect)},
+            {wait.key: wait for wait in structs(waits, Wait, sealed)},
+            {effect.key: effect for effect in structs(effects, Effect, sealed)},
+            {decision.id: decision for decision in structs(decisions, Decision)},
+            {(ref.system, ref.type, ref.ref_id): ref for ref in structs(refs, Ref)},
             complete=full,
+            opaque=bytes(opaque) if opaque is not None else None,
         )
         policy = policy_of(run.workspace_id, run.flow, number)
         pinned = policy if run.policy == number else policy_of(run.workspace_id, run.flow, run.policy)
-        loaded[run.id] = Loaded(state, now, number, policy, pinned)
+        loaded[run.id] = Loaded(state, now, number, policy, pinned, marks.revision, staff, any(sealed))
     return loaded
+
+
+def people_in(rows: Any) -> People:
+    """The people that `PEOPLE` found: those with the reviewer's role, by group."""
+    able = {"reviewer", "operator", "admin"}
+    found = _decoded(rows) or []
+    reviewers = {name for _, roles, name in found if able & set(roles)}
+    groups: dict[str, list[str]] = {}
+    for group, _, name in found:
+        if name in reviewers:
+            groups.setdefault(group, []).append(name)
+    return People(groups=groups, reviewers=sorted(reviewers))
+
+
+class _Marks(Struct):
+    """What a row has beside its struct's fields."""
+
+    sealed: str | None = None
+    revision: int = 0
 
 
 def run_of(row: dict[str, Any]) -> Run:
@@ -150,10 +251,23 @@ def run_of(row: dict[str, Any]) -> Run:
     return msgspec.convert(seal.unseal(row, row.get("sealed")), Run)
 
 
-def structs(rows: Any, kind: type[T]) -> list[T]:
-    """Rows as they come from to_jsonb, unsealed."""
-    found = _decoded(rows) or []
-    return [msgspec.convert(seal.unseal(row, row.get("sealed")), kind) for row in found]
+def _struct(row: str, kind: type[T]) -> tuple[_Marks, T]:
+    marks = msgspec.json.decode(row, type=_Marks)
+    if marks.sealed is None:
+        return marks, msgspec.json.decode(row, type=kind)
+    return marks, msgspec.convert(seal.unseal(msgspec.json.decode(row), marks.sealed), kind)
+
+
+def structs(rows: Any, kind: type[T], sealed: list[bool] | None = None) -> list[T]:
+    """Rows as they come from to_jsonb, unsealed. Whether any was sealed is added to the list `sealed`."""
+    if not rows:
+        return []
+    hidden = not isinstance(rows, str) or any(m.sealed for m in msgspec.json.decode(rows, type=list[_Marks]))
+    if sealed is not None:
+        sealed.append(hidden)
+    if not hidden:
+        return msgspec.json.decode(rows, type=list[kind])  # type: ignore[valid-type]
+    return [msgspec.convert(seal.unseal(row, row.get("sealed")), kind) for row in _decoded(rows)]
 
 
 # -- timers

@@ -188,6 +188,8 @@ class Run(models.Model):
     ended_at = models.DateTimeField(null=True)
     result = models.JSONField(null=True)
     sealed = models.TextField(null=True)  # the secret fields of the columns above, encrypted
+    #: Grows with each write. A change that was decided on an older one writes nothing (see ledger.change).
+    revision = models.PositiveBigIntegerField(db_default=0)
 
     class Meta:
         constraints = [

@@ -89,7 +89,7 @@ def _claimable(run: Run, now: dt.datetime | None) -> bool:
 
 def tell(deliveries: str | None = None) -> str:
     """The last SELECT of a statement, with `parts(...)` as its one parameter. `deliveries` is a step of the statement:
-    when it returns rows, there is something to deliver.
+    when it returns rows, there is something to deliver. Another is `saved`, the runs: without them nothing is told.
 
     Asking for the lock tells whether somebody listens; two who ask at the same instant may both be told so, which costs
     a notice too many and no more. The time makes each one: of equal notices in one transaction PostgreSQL delivers the
@@ -100,7 +100,7 @@ def tell(deliveries: str | None = None) -> str:
         f"SELECT pg_notify('{CHANNEL}', string_agg(part, E'\\n') || E'\\n#' || clock_timestamp())"
         " FROM (SELECT kind, part FROM jsonb_to_recordset(%s::jsonb) AS x(kind int, part text)"
         f"{more if deliveries else ''}) told"
-        f" WHERE CASE WHEN pg_try_advisory_lock({LOCKS}, kind) THEN NOT pg_advisory_unlock({LOCKS}, kind) ELSE true END"
+        f" WHERE EXISTS (SELECT FROM saved) AND CASE WHEN pg_try_advisory_lock({LOCKS}, kind) THEN NOT pg_advisory_unlock({LOCKS}, kind) ELSE true END"
         " HAVING count(*) > 0"
     )
 

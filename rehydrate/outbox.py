@@ -15,7 +15,7 @@ from rehydrate.ids import uuid7
 if TYPE_CHECKING:
     from rehydrate.projections import Change
 
-#: One parameter, the rows as JSON. A flow's receiver is found by name; without one nothing is written.
+#: One parameter, the rows as JSON; `saved` are the runs (see projections). A flow's receiver is found by name; without one nothing is written.
 INSERT: Final = (
     "INSERT INTO rehydrate_delivery (id, endpoint_id, run_id, type, subject, run_status, run_version,"
     " at, status, attempts, since, next_at, sending)"
@@ -24,7 +24,7 @@ INSERT: Final = (
     " FROM jsonb_to_recordset(%s::jsonb) AS x(id uuid, workspace uuid, flow text, run_id uuid, type text, subject text,"
     " run_status text, run_version bigint, at timestamptz)"
     " JOIN rehydrate_endpoint e ON e.workspace_id = x.workspace AND e.flow = x.flow AND e.url IS NOT NULL"
-    " RETURNING 1"
+    " WHERE EXISTS (SELECT FROM saved) RETURNING 1"
 )
 
 

@@ -5,21 +5,32 @@ projection is nothing but the folded state: what `evolve` says is what the table
 """
 
 import datetime as dt
-from typing import Any, Final
+from collections.abc import Iterable
+from contextlib import nullcontext
+from functools import cache
+from typing import Any, Final, TypeVar
+from uuid import UUID
 
 import msgspec
-from django.db import connection
+from django.db import connection, transaction
+from django.db.models import Model
 from msgspec import Struct
 
-from rehydrate import notices, outbox, seal
+from rehydrate import models, notices, outbox, seal
 from rehydrate.core import events as ev
 from rehydrate.core.canonical import event_hash, instant
 from rehydrate.core.state import Decision, Effect, Ref, Run, State, Wait
 from rehydrate.loading import timers
 
+#: Dicts, or structs that are written as their rows.
+Rows = list[Any]
+
+
+T = TypeVar("T", bound=Struct)
+
 
 class Change(Struct, frozen=True):
-    """What one transaction did to one run."""
+    """What one transaction did to one run, which was at `revision`. `states` are rows of opaque state to keep."""
 
     before: State | None
     after: State
@@ -27,6 +38,13 @@ class Change(Struct, frozen=True):
     secret: tuple[str, ...] = ()
     now: dt.datetime | None = None
     deliver: bool = False  # the flow names a URL for its deliveries
+    revision: int = 0
+    states: Rows = []
+    sealed: bool = False  # rows that were read hold sealed fields
+
+
+class Overtaken(Exception):
+    """Somebody else wrote the run since it was read: nothing was saved."""
 
 
 # -- writing
@@ -36,48 +54,57 @@ def _columns(kind: type[Struct]) -> list[str]:
     return [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
-def _upsert(table: str, kind: type[Struct], on: str, keep: tuple[str, ...] = ()) -> str:
-    columns = [*_columns(kind), "sealed"]
-    quoted = ", ".join(f'"{column}"' for column in columns)
-    sets = ", ".join(f'"{column}" = EXCLUDED."{column}"' for column in columns if column not in keep)
+def _quoted(columns: Iterable[str]) -> str:
+    return ", ".join(f'"{column}"' for column in columns)
+
+
+#: The runs come first, as `saved`; where one was overtaken, nothing else is written.
+_IF_SAVED: Final = "WHERE EXISTS (SELECT FROM saved)"
+
+
+def _insert(table: str, columns: list[str], end: str) -> str:
+    names = _quoted(columns)
+    return f"INSERT INTO {table} ({names}) SELECT {names} FROM jsonb_populate_recordset(null::{table}, %s::jsonb) {end}"
+
+
+@cache
+def _update(table: type[Model], same: tuple[str, ...], columns: tuple[str, ...], end: str) -> str:
+    """Rows found by the columns `same`, of the runs that are named; only what changed is set, and only that is sent."""
+    typed = ", ".join(f'"{name}" {_type(table, name)}' for name in (*same, *columns))
+    sets = ", ".join(f'"{name}" = x."{name}"' for name in columns)
+    if table is models.Run:
+        sets = f"{sets}, revision = t.revision + 1".removeprefix(", ")
+    found = " AND ".join(f't."{name}" = x."{name}"' for name in same)
+    run = "id" if table is models.Run else "run_id"
     return (
-        f"INSERT INTO {table} ({quoted}) SELECT {quoted} FROM jsonb_populate_recordset(null::{table}, %s::jsonb)"
-        f" ON CONFLICT ({on}) DO UPDATE SET {sets}"
+        f"UPDATE {table._meta.db_table} t SET {sets} FROM jsonb_to_recordset(%s::jsonb) AS x({typed})"
+        f" WHERE t.{run} = ANY(%s) AND {found} {end}"
     )
 
 
-def _insert(table: str, columns: list[str], end: str = "") -> str:
-    quoted = ", ".join(f'"{column}"' for column in columns)
-    return (
-        f"INSERT INTO {table} ({quoted}) SELECT {quoted} FROM jsonb_populate_recordset(null::{table}, %s::jsonb) {end}"
-    )
+def _type(table: type[Model], name: str) -> str:
+    field = next(field for field in table._meta.concrete_fields if field.attname == name)
+    return str(field.rel_db_type(connection) if field.is_relation else field.db_type(connection))
 
 
-_RUN: Final = _columns(Run)
 #: What of a run an agent or a person may have written secrets into.
 _SEALABLE: Final = ("checkpoint", "result", "last_error", "cancelled", "labels")
-_INSERT_RUN: Final = _insert("rehydrate_run", [*_RUN, "sealed"])
-_UPDATE_RUN: Final = (
-    "UPDATE rehydrate_run t SET "
-    + ", ".join(
-        f'"{column}" = x."{column}"'
-        for column in [*_RUN, "sealed"]
-        if column not in ("id", "workspace_id", "created_at")
-    )
-    + " FROM jsonb_populate_recordset(null::rehydrate_run, %s::jsonb) x WHERE t.id = x.id"
-)
+_INSERT_RUN: Final = _insert("rehydrate_run", [*_columns(Run), "sealed"], "RETURNING id")
 _EVENT: Final = [
     "run_id", "workspace_id", "seq", "type", "actor_kind", "actor_id", "actor_name", "at",
     "payload", "sealed", "prev_hash", "hash",
 ]  # fmt: skip
-_INSERT_EVENTS: Final = _insert("rehydrate_ledgerevent", _EVENT)
-_UPSERT_WAITS: Final = _upsert("rehydrate_wait", Wait, "id", ("id", "run_id", "key", "token"))
-_UPSERT_EFFECTS: Final = _upsert("rehydrate_effect", Effect, "run_id, key", ("run_id", "key"))
-_INSERT_DECISIONS: Final = _insert("rehydrate_decision", [*_columns(Decision), "sealed"], "ON CONFLICT (id) DO NOTHING")
-_INSERT_REFS: Final = _insert("rehydrate_externalref", _columns(Ref), "ON CONFLICT DO NOTHING")
+_INSERT_EVENTS: Final = _insert("rehydrate_ledgerevent", _EVENT, _IF_SAVED)
+_INSERT_WAITS: Final = _insert("rehydrate_wait", [*_columns(Wait), "sealed"], _IF_SAVED)
+_INSERT_EFFECTS: Final = _insert("rehydrate_effect", [*_columns(Effect), "sealed"], _IF_SAVED)
+_INSERT_DECISIONS: Final = _insert(
+    "rehydrate_decision", [*_columns(Decision), "sealed"], f"{_IF_SAVED} ON CONFLICT (id) DO NOTHING"
+)
+_INSERT_REFS: Final = _insert("rehydrate_externalref", _columns(Ref), f"{_IF_SAVED} ON CONFLICT DO NOTHING")
+_INSERT_STATES: Final = _insert("rehydrate_checkpointstate", ["run_id", "seq", "digest", "sealed"], _IF_SAVED)
 
 
-def event_rows(change: Change) -> tuple[list[dict[str, Any]], str]:
+def event_rows(change: Change) -> tuple[Rows, str]:
     """The events as rows, chained on, and the hash of the last."""
     prev = change.before.run.last_hash if change.before is not None else change.after.run.last_hash
     run = change.after.run
@@ -111,28 +138,15 @@ def event_rows(change: Change) -> tuple[list[dict[str, Any]], str]:
     return rows, prev
 
 
-def rows_of(before: State | None, after: State, secret: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
-    """What changed, as rows by table."""
-    was = before or State(Run(id=after.run.id))
-    waits = [wait for key, wait in after.waits.items() if was.waits.get(key) is not wait]
-    effects = [effect for key, effect in after.effects.items() if was.effects.get(key) is not effect]
-    decisions = [decision for key, decision in after.decisions.items() if key not in was.decisions]
-    refs = [ref for key, ref in after.refs.items() if key not in was.refs]
-    return {
-        "waits": [_row(wait, secret) for wait in waits],
-        "effects": [_row(effect, secret) for effect in effects],
-        "decisions": [_row(decision, secret) for decision in decisions],
-        "refs": [msgspec.to_builtins(ref) for ref in refs],
-    }
-
-
-def _row(struct: Struct, secret: tuple[str, ...]) -> dict[str, Any]:
+def _row(struct: Struct, secret: tuple[str, ...]) -> Any:
+    """A struct as its row; the struct itself where nothing is secret, which is written the same and quicker."""
+    if not secret:
+        return struct
     row, sealed = seal.seal(msgspec.to_builtins(struct), secret)
     return {**row, "sealed": sealed}
 
 
-def _run_row(run: Run, secret: tuple[str, ...]) -> Run | dict[str, Any]:
-    """A run as its row; the struct itself where nothing is secret, which is written the same and quicker."""
+def _run_row(run: Run, secret: tuple[str, ...]) -> Any:
     if not secret:
         return run
     row = msgspec.to_builtins(run)
@@ -140,63 +154,149 @@ def _run_row(run: Run, secret: tuple[str, ...]) -> Run | dict[str, Any]:
     return {**row, **kept, "sealed": sealed}
 
 
+class _Changed:
+    """Rows of one table that are there already, and the columns in which any of them changed."""
+
+    def __init__(self, table: type[Model], kind: type[Struct], *same: str, end: str = "AND EXISTS (SELECT FROM saved)"):
+        self.table, self.names, self.same, self.end = table, _columns(kind), same, end
+        self.rows: list[tuple[Any, dict[str, Any]]] = []
+        self.columns: set[str] = set()
+
+    def add(self, was: Struct, now: Struct, row: Any, *, whole: bool, **more: Any) -> None:
+        """`whole`: what is secret is sealed by the row, so the row is written as one."""
+        self.rows.append((row, more))
+        if whole:
+            self.columns.update(self.names, ["sealed"])
+        else:
+            self.columns.update(name for name in self.names if getattr(was, name) is not getattr(now, name))
+
+    def step(self) -> tuple[str, Rows]:
+        columns = tuple(sorted(self.columns.difference(self.same)))
+        sent = (*self.same, *columns)
+        rows = [
+            {name: more[name] if name in more else _value(row, name) for name in sent} for row, more in self.rows
+        ]
+        return _update(self.table, self.same, columns, self.end), rows
+
+
+def _value(row: Any, name: str) -> Any:
+    return row.get(name) if isinstance(row, dict) else getattr(row, name, None)
+
+
 def save(changes: list[Change]) -> None:
-    """Events and projections of many runs, in one statement (two where a timer is set anew). The runs are locked, or
-    new.
+    """Events and projections of many runs, in one statement (two where a timer is set anew), and who waits is told.
+
+    Raises `Overtaken` when a run is not at its change's revision any more. One run then has nothing written; of
+    several, which are locked, the caller's transaction must be given up.
     """
-    new: list[Run | dict[str, Any]] = []
-    old: list[Run | dict[str, Any]] = []
-    events: list[dict[str, Any]] = []
-    parts: dict[str, list[dict[str, Any]]] = {"waits": [], "effects": [], "decisions": [], "refs": []}
+    new: Rows = []
+    old = _Changed(models.Run, Run, "id", "revision", end="RETURNING t.id")
+    events: Rows = []
+    new_waits: Rows = []
+    old_waits = _Changed(models.Wait, Wait, "run_id", "key")
+    new_effects: Rows = []
+    old_effects = _Changed(models.Effect, Effect, "run_id", "key")
+    decisions: Rows = []
+    refs: Rows = []
+    states: Rows = []
     for change in changes:
+        before, after, secret, whole = change.before, change.after, change.secret, change.sealed or bool(change.secret)
         rows, last = event_rows(change)
         events += rows
-        run = msgspec.structs.replace(change.after.run, last_hash=last)
-        (new if change.before is None else old).append(_run_row(run, change.secret))
-        for name, found in rows_of(change.before, change.after, change.secret).items():
-            parts[name] += found
+        run = msgspec.structs.replace(after.run, last_hash=last)
+        if before is None:
+            new.append(_run_row(run, secret))
+            before = State(run)
+        else:
+            old.add(before.run, run, _run_row(run, secret), whole=whole, revision=change.revision)
+        for wait, was in _pairs(after.waits, before.waits):
+            if was is None:
+                new_waits.append(_row(wait, secret))
+            else:
+                old_waits.add(was, wait, _row(wait, secret), whole=whole)
+        for effect, earlier in _pairs(after.effects, before.effects):
+            if earlier is None:
+                new_effects.append(_row(effect, secret))
+            else:
+                old_effects.add(earlier, effect, _row(effect, secret), whole=whole)
+        decisions += [_row(made, secret) for key, made in after.decisions.items() if key not in before.decisions]
+        refs += [msgspec.to_builtins(ref) for key, ref in after.refs.items() if key not in before.refs]
+        states += change.states
     fired, gone, pending = _timer_rows(changes)
-    writes: list[tuple[str, Any]] = [
-        (_INSERT_RUN, new),
-        (_UPDATE_RUN, old),
-        (_INSERT_EVENTS, events),
-        (_UPSERT_WAITS, parts["waits"]),
-        (_UPSERT_EFFECTS, parts["effects"]),
-        (_INSERT_DECISIONS, parts["decisions"]),
-        (_INSERT_REFS, parts["refs"]),
-        (_FIRE_TIMERS, fired),
-        (_DELETE_TIMERS, gone),
-        (outbox.INSERT, outbox.rows(changes)),
-    ]
     # The parts of one statement do not see each other: a timer that is set anew waits until its row before is gone.
     over = {_timer_key(row) for row in (*fired, *gone)}
     anew = [row for row in pending if _timer_key(row) in over]
-    writes.append((_INSERT_TIMERS, [row for row in pending if _timer_key(row) not in over]))
+    writes: list[tuple[str, Rows]] = [
+        (_INSERT_EVENTS, events),
+        (_INSERT_WAITS, new_waits),
+        (_INSERT_EFFECTS, new_effects),
+        *(changed.step() for changed in (old_waits, old_effects) if changed.rows),
+        (_INSERT_DECISIONS, decisions),
+        (_INSERT_REFS, refs),
+        (_INSERT_STATES, states),
+        (_FIRE_TIMERS, fired),
+        (_DELETE_TIMERS, gone),
+        (outbox.INSERT, outbox.rows(changes)),
+        (_INSERT_TIMERS, [row for row in pending if _timer_key(row) not in over]),
+    ]
+    assert not (new and old.rows), "runs are made one at a time"
+    runs = (_INSERT_RUN, new) if new else old.step()
+    ids = [UUID(change.after.run.id) for change in changes]
     news = notices.of(changes, due=(dt.datetime.fromisoformat(row["due_at"]) for row in pending))
-    with connection.cursor() as cursor:
-        _write(cursor, writes, news)
-        _write(cursor, [(_INSERT_TIMERS, anew)])
+    with transaction.atomic(savepoint=False) if anew else nullcontext():
+        if _write(runs, writes, ids, news) < len(changes):
+            raise Overtaken
+        if anew:
+            with connection.cursor() as cursor:
+                cursor.execute(_INSERT_TIMERS_ALONE, [_json(anew)])
 
 
-def _write(cursor: Any, writes: list[tuple[str, Any]], news: dict[notices.Kind, Any] | None = None) -> None:
-    """What there is to write, as one statement: each way to the database costs as much as the work done there."""
-    given = [(sql, msgspec.json.encode(rows).decode()) for sql, rows in writes if rows]
+def _pairs(after: dict[str, T], before: dict[str, T]) -> list[tuple[T, T | None]]:
+    """What is not as it was, beside what it was."""
+    return [(now, before.get(key)) for key, now in after.items() if before.get(key) is not now]
+
+
+def _write(
+    runs: tuple[str, Rows], writes: list[tuple[str, Rows]], ids: list[UUID], news: dict[notices.Kind, Any]
+) -> int:
+    """What there is to write, as one statement: each way to the database costs as much as the work done there.
+
+    Where a statement joins a table, it names the `ids` of the runs beside: the plan, which is kept, must go by an index
+    however small the table was when it was made. How many of the runs were as they had been read.
+    """
+    given = [step for step in writes if step[1]]
+    steps = "".join(f", w{i} AS ({sql})" for i, (sql, _) in enumerate(given))
+    params: list[Any] = []
+    for sql, rows in (runs, *given):
+        params += [_json(rows), ids] if "ANY(%s)" in sql else [_json(rows)]
+    told = ""
     sent = next((f"w{i}" for i, (sql, _) in enumerate(given) if sql is outbox.INSERT), None)
-    if len(given) == 1 and not news and sent is None:
-        cursor.execute(given[0][0], [given[0][1]])
-    elif given:
-        steps = ", ".join(f"w{i} AS ({sql})" for i, (sql, _) in enumerate(given))
-        end, told = (notices.tell(sent), [notices.parts(news or {})]) if news or sent else ("SELECT 1", [])
-        cursor.execute(f"WITH {steps} {end}", [*(rows for _, rows in given), *told])
+    if news or sent:
+        told = f", ({notices.tell(sent)})"
+        params.append(notices.parts(news))
+    with connection.cursor() as cursor:
+        cursor.execute(f"WITH saved AS ({runs[0]}){steps} SELECT (SELECT count(*) FROM saved){told}", params)
+        return int(cursor.fetchone()[0])
+
+
+def _json(rows: Rows) -> str:
+    return msgspec.json.encode(rows).decode()
 
 
 _TIMER_SOURCE: Final = "jsonb_populate_recordset(null::rehydrate_timer, %s::jsonb) x"
-_TIMER_SAME: Final = "t.run_id = x.run_id AND t.kind = x.kind AND t.subject = x.subject AND t.fired_at IS NULL"
-_FIRE_TIMERS: Final = f"UPDATE rehydrate_timer t SET fired_at = x.fired_at FROM {_TIMER_SOURCE} WHERE {_TIMER_SAME}"
-_DELETE_TIMERS: Final = f"DELETE FROM rehydrate_timer t USING {_TIMER_SOURCE} WHERE {_TIMER_SAME}"
-_INSERT_TIMERS: Final = _insert("rehydrate_timer", ["run_id", "kind", "subject", "due_at"])
-
-Rows = list[dict[str, Any]]
+_TIMER_SAME: Final = (
+    "t.run_id = ANY(%s) AND t.run_id = x.run_id AND t.kind = x.kind AND t.subject = x.subject AND t.fired_at IS NULL"
+)
+_FIRE_TIMERS: Final = (
+    f"UPDATE rehydrate_timer t SET fired_at = x.fired_at FROM {_TIMER_SOURCE}"
+    f" WHERE {_TIMER_SAME} AND EXISTS (SELECT FROM saved)"
+)
+_DELETE_TIMERS: Final = (
+    f"DELETE FROM rehydrate_timer t USING {_TIMER_SOURCE} WHERE {_TIMER_SAME} AND EXISTS (SELECT FROM saved)"
+)
+_TIMER: Final = ["run_id", "kind", "subject", "due_at"]
+_INSERT_TIMERS: Final = _insert("rehydrate_timer", _TIMER, _IF_SAVED)
+_INSERT_TIMERS_ALONE: Final = _insert("rehydrate_timer", _TIMER, "")
 
 
 def _timer_key(row: dict[str, Any]) -> tuple[str, str, str]:

@@ -5,6 +5,7 @@ Dicts in the contract's shapes.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from django.conf import settings
 from django.db import IntegrityError, InterfaceError, OperationalError, transaction
 from msgspec.structs import replace
 
-from rehydrate import claims, clock, ledger, seal, selectors, shapes, signals, sweep, wakeups
+from rehydrate import claims, clock, ledger, loading, seal, selectors, shapes, signals, sweep, wakeups
 from rehydrate.callers import Caller
 from rehydrate.core import commands as cmd
 from rehydrate.core import decide as core
@@ -24,7 +25,7 @@ from rehydrate.core.parsing import check_inline, lenient_receipt, parse_event
 from rehydrate.core.refusals import Refusal, invalid, not_found
 from rehydrate.core.state import Run, State
 from rehydrate.core.state import Wait as WaitState
-from rehydrate.models import CheckpointState, Signal, Wait
+from rehydrate.models import Signal, Wait
 
 log = logging.getLogger(__name__)
 
@@ -94,9 +95,9 @@ def open_run(caller: Caller, body: cmd.OpenRun) -> tuple[Json, bool]:
     if not caller.sees(workspace, body.flow):
         raise Refusal("forbidden", f"This key may not use the flow {body.flow}.")
     for _ in range(2):
-        known = selectors.find_run(workspace, body.flow, body.external_id)
-        if known is not None:
-            return _known_run(caller, known, body), False
+        ground = loading.ground(workspace, body.flow, body.external_id)
+        if ground.known is not None:
+            return _known_run(caller, ground.known, body), False
         events = [parse_event(raw, i) for i, raw in enumerate(body.events)]
 
         def work(draft: Draft, events: list[cmd.AgentEvents] = events) -> None:
@@ -111,10 +112,10 @@ def open_run(caller: Caller, body: cmd.OpenRun) -> tuple[Json, bool]:
         try:
             _, draft = ledger.create(
                 workspace=workspace,
-                flow=body.flow,
                 actor=caller.actor(),
                 work=work,
-                after=lambda draft, events=events: _keep_state(draft, events),  # type: ignore[misc]
+                keep=partial(_states, events=events),
+                ground=ground,
             )
         except IntegrityError:
             continue  # another opened it at the same instant: answer with that one
@@ -141,19 +142,23 @@ def _known_run(caller: Caller, run_id: str, body: cmd.OpenRun) -> Json:
     return {"run": run, "lease": None}
 
 
-def _keep_state(draft: Draft, events: list[cmd.AgentEvents]) -> None:
-    """An agent's opaque state, encrypted, beside the checkpoint's event, which holds its digest."""
+def _states(draft: Draft, events: list[cmd.AgentEvents]) -> list[Json]:
+    """An agent's opaque state as rows, encrypted, beside the checkpoint's event, which holds its digest."""
     states = [event.state for event in events if isinstance(event, cmd.Checkpoint) and event.state is not None]
     if not states:
-        return
+        return []
     made = [
         rec for rec in draft.recorded if isinstance(rec.fact, ev.Checkpointed) and rec.fact.state_digest is not None
     ]
-    for recorded, value in zip(made, states, strict=True):
-        assert isinstance(recorded.fact, ev.Checkpointed)
-        CheckpointState.objects.create(
-            run_id=draft.run.id, seq=recorded.seq, digest=recorded.fact.state_digest or "", sealed=seal.encrypt(value)
-        )
+    return [
+        {
+            "run_id": draft.run.id,
+            "seq": recorded.seq,
+            "digest": getattr(recorded.fact, "state_digest", None),
+            "sealed": f"\\x{seal.encrypt(value).hex()}",  # as PostgreSQL reads bytes
+        }
+        for recorded, value in zip(made, states, strict=True)
+    ]
 
 
 def append_events(caller: Caller, run_id: str, body: cmd.Append) -> Json:
@@ -220,7 +225,8 @@ def append_events(caller: Caller, run_id: str, body: cmd.Append) -> Json:
         full=False,
         check=_sees(caller),
         rescue=rescue,
-        after=lambda draft: _keep_state(draft, parsed),
+        keep=partial(_states, events=parsed),
+        people=any(isinstance(event, cmd.Paused | cmd.WaitOpened) for event in parsed),
         **named,
     )
     return _appended(draft, answer)
@@ -376,6 +382,7 @@ def recall(caller: Caller, run_id: str, body: cmd.Recall) -> Json:
         actor=caller.actor(),
         operation="recall",
         check=_sees(caller),
+        history=True,
     )
     return _envelope(draft, found)
 
@@ -389,17 +396,23 @@ def rehydrate_run(caller: Caller, run_id: str, body: cmd.Rehydrate) -> Json:
         actor=caller.actor(),
         operation="rehydrate",
         check=_sees(caller),
+        history=True,
     )
     return _envelope(draft, found)
 
 
 def _envelope(draft: Draft, found: verdict.Verdict) -> Json:
-    refs, decisions = selectors.refs_and_decisions(draft.run.id)
-    opaque = None
-    if draft.run.checkpoint is not None and draft.run.checkpoint.get("has_state"):
-        kept = CheckpointState.objects.filter(run_id=draft.run.id, seq=draft.run.checkpoint["seq"]).first()
-        opaque = seal.decrypt(bytes(kept.sealed)) if kept is not None else None
-    return shapes.envelope(draft.state, found, refs, decisions, opaque=opaque, callback_base=settings.PUBLIC_URL)
+    """Of a run that was read with its history."""
+    state = draft.state
+    opaque = seal.decrypt(state.opaque) if state.opaque is not None else None
+    return shapes.envelope(
+        state,
+        found,
+        list(state.refs.values()),
+        list(state.decisions.values()),
+        opaque=opaque,
+        callback_base=settings.PUBLIC_URL,
+    )
 
 
 def claim(caller: Caller, body: cmd.Claim) -> Json | None:
@@ -445,7 +458,8 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
                         lambda draft: core.claim(draft, body),
                         actor=caller.actor(),
                         operation="claim",
-                        within=True,
+                        lock="held",
+                        history=True,
                     )
                     if found is not None:
                         wakeups.served(wakeups.ready(workspace, draft.run.flow))
@@ -578,7 +592,7 @@ def _answer(signal: Signal, run_id: str, wait_id: str, *, actor: Json | None = N
         return True
 
     by = actor or {"kind": "system", "id": signal.sender, "name": signal.sender}
-    answered, _ = ledger.change(run_id, work, actor=by, operation="signal", wait_ids=[wait_id])
+    answered, _ = ledger.change(run_id, work, actor=by, operation="signal", lock="taken", wait_ids=[wait_id])
     return answered
 
 
@@ -670,9 +684,13 @@ def _wait_change(
     caller: Caller, wait_id: str, operation: str, role: str, work: Callable[[Draft, WaitState], Any]
 ) -> tuple[Any, Draft, str]:
     wait_id = _uuid(wait_id, "wait")
-    run_id = selectors.run_of_wait(caller, wait_id)
     if not caller.is_person:
-        _refused_agent(caller, run_id, wait_id, operation)
+        _refused_agent(caller, selectors.run_of_wait(caller, wait_id), wait_id, operation)
+
+    def check(run: Run) -> None:
+        if not caller.sees(run.workspace_id, run.flow):
+            raise not_found("wait")
+        _person(caller, run.workspace_id, role)
 
     def act(draft: Draft) -> Any:
         wait = draft.state.wait_by_id(wait_id)
@@ -681,7 +699,14 @@ def _wait_change(
         return work(draft, wait)
 
     result, draft = ledger.change(
-        run_id, act, actor=caller.actor(), operation=operation, check=_holds(caller, role), wait_ids=[wait_id]
+        wait_id,
+        act,
+        actor=caller.actor(),
+        operation=operation,
+        check=check,
+        by_wait=True,
+        people=True,
+        wait_ids=[wait_id],
     )
     return result, draft, wait_id
 

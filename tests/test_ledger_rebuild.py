@@ -327,7 +327,10 @@ class Rows(Story):
         actor = {"kind": step.actor.kind, "id": step.actor.id, "name": step.actor.name}
         workspace = str(self.cast.workspace.pk)
         if self.id is None:
-            _, draft = ledger.create(workspace=workspace, flow="flow", actor=actor, work=self.opening(step, workspace))
+            ground = loading.ground(workspace, "flow", "x")
+            _, draft = ledger.create(
+                workspace=workspace, actor=actor, work=self.opening(step, workspace), ground=ground
+            )
             self.id = draft.run.id
         else:
             named: dict[str, Any] = {} if step.events is None else services._named(step.events)

@@ -241,7 +241,9 @@ class Ref(Struct, frozen=True, kw_only=True):
 
 
 class State(Struct, frozen=True):
-    """A run with its waits and effects by key. `decisions` and `refs` hold only what the facts since loading added."""
+    """A run with its waits and effects by key. `decisions` and `refs` hold what was read (only an envelope needs that)
+    and what the facts since have added; `opaque` is the agent's state at the checkpoint, encrypted, where it was read.
+    """
 
     run: Run
     waits: dict[str, Wait] = field(default_factory=dict)
@@ -249,6 +251,7 @@ class State(Struct, frozen=True):
     decisions: dict[str, Decision] = field(default_factory=dict)
     refs: dict[tuple[str, str | None, str], Ref] = field(default_factory=dict)
     complete: bool = True
+    opaque: bytes | None = None
 
     def wait_by_id(self, wait_id: str) -> Wait | None:
         return next((wait for wait in self.waits.values() if wait.id == wait_id), None)

@@ -1,0 +1,174 @@
+"""One unit of work, the same for every system: open a run, checkpoint, pause, decide, resume, finish.
+
+Over HTTP, the whole ledger, four requests: the run's first events come along with its opening. Run by itself:
+`python -m tests.bench.cycle --clients 8`.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import time
+import uuid
+from typing import Any
+
+import psycopg
+
+from tests.bench.stage import Caller, Installation, clock, installation, percentiles
+
+_words = random.Random(7)  # noqa: S311 (the same words for every system, nothing secret)
+_VOCABULARY = ["".join(_words.choice("etaoinshrdlucmfwyp") for _ in range(_words.randint(2, 9))) for _ in range(400)]
+#: The checkpoint that every system keeps: about 2 KB of JSON.
+PAYLOAD: dict[str, Any] = {
+    "step": 1,
+    "messages": [
+        {"role": "assistant" if i % 2 else "user", "content": " ".join(_words.choice(_VOCABULARY) for _ in range(26))}
+        for i in range(10)
+    ],
+}
+
+
+def cycle(agent: Caller, person: Caller, flow: str = "bench") -> dict[str, float]:
+    """One cycle; the seconds of its parts. Of several clients each takes up whichever run is ready."""
+    begun = clock()
+    opened = agent.post(
+        "/runs",
+        {
+            "flow": flow,
+            "external_id": uuid.uuid4().hex,
+            "title": "Contract",
+            "holder": "bench-1",
+            "events": [
+                {"type": "checkpoint", "stage": "draft", "ref": "s3://drafts/17", "data": PAYLOAD},
+                {
+                    "type": "paused",
+                    "waits": [
+                        {
+                            "name": "legal-approval",
+                            "kind": "approval",
+                            "due_in": 86400,
+                            "ask": {"summary": "Send the contract?"},
+                        }
+                    ],
+                },
+            ],
+        },
+    )
+    wait = opened["run"]["waits"][0]
+    paused = clock()
+    person.post(f"/waits/{wait['id']}/decisions", {"choice": "approve", "wait_version": wait["version"]})
+    envelope = agent.post("/claims", {"flows": [flow], "holder": "bench-1", "wait": 30})
+    resumed = clock()
+    assert envelope["verdict"]["outcome"] == "continue"
+    assert envelope["checkpoint"]["data"]["step"] == 1
+    agent.post(
+        f"/runs/{envelope['run']['id']}/events",
+        {"epoch": envelope["lease"]["epoch"], "events": [{"type": "completed", "result": {"ref": "s3://signed/17"}}]},
+    )
+    done = clock()
+    return {"pause": paused - begun, "decide_to_resumed": resumed - paused, "cycle": done - begun}
+
+
+def _drive(port: int, agent_key: str, person_key: str, clients: int, warm: float, seconds: float, pipe: Any) -> None:
+    import threading
+
+    results: list[dict[str, float]] = []
+    errors: list[str] = []
+    ready, go = threading.Barrier(clients + 1), threading.Barrier(clients + 1)
+
+    def loop() -> None:
+        agent, person = Caller(port, agent_key), Caller(port, person_key)
+        try:
+            end = clock() + warm
+            while clock() < end:
+                cycle(agent, person)
+            ready.wait()
+            go.wait()
+            end = clock() + seconds
+            while clock() < end:
+                results.append(cycle(agent, person))
+        except Exception as error:
+            errors.append(repr(error))
+            ready.abort()
+            go.abort()
+        finally:
+            agent.close()
+            person.close()
+
+    threads = [threading.Thread(target=loop, daemon=True) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        ready.wait(warm + 60)
+        pipe.send("ready")
+        pipe.recv()
+        go.wait()
+    except threading.BrokenBarrierError:
+        pass
+    for thread in threads:
+        thread.join(seconds + 60)
+    used = os.times()
+    pipe.send((results, errors, used.user + used.system))
+
+
+def measure(made: Installation, *, clients: int, seconds: float = 6, warm: float = 2) -> dict[str, Any]:
+    """Cycles a second with `clients` clients in at most two processes, latencies in ms, CPU ms a cycle by process."""
+    context = multiprocessing.get_context("spawn")
+    shares = [clients] if clients == 1 else [clients // 2, clients - clients // 2]
+    pipes, processes = [], []
+    for share in shares:
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_drive, args=(made.port, made.agent, made.person, share, warm, seconds, theirs), daemon=True
+        )
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+    words = [pipe.recv() for pipe in pipes]
+    if any(word != "ready" for word in words):
+        raise RuntimeError(f"a client failed while warming up: {words}")
+    cpu, commits = made.cpu_seconds(), _commits(made)
+    begun = clock()
+    for pipe in pipes:
+        pipe.send("go")
+    found = [pipe.recv() for pipe in pipes]
+    took = clock() - begun
+    after = made.cpu_seconds()
+    for process in processes:
+        process.join(30)
+    errors = [error for _, failed, _ in found for error in failed]
+    if errors:
+        raise RuntimeError("; ".join(errors[:3]))
+    cycles = [each for results, _, _ in found for each in results]
+    n = len(cycles)
+    return {
+        "clients": clients,
+        "cycles": n,
+        "per_second": round(n / took, 1),
+        **{
+            f"{name}_ms": percentiles([each[name] for each in cycles])
+            for name in ("pause", "decide_to_resumed", "cycle")
+        },
+        "cpu_ms_a_cycle": {kind: round((after[kind] - cpu[kind]) / n * 1000, 2) for kind in cpu},
+        "commits_a_cycle": round((_commits(made) - commits) / n, 2),
+    }
+
+
+def _commits(made: Installation) -> int:
+    """Transactions that wrote: each takes a number."""
+    with psycopg.connect(made.database, autocommit=True) as connection:
+        row = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, nargs="*", default=[1, 8])
+    parser.add_argument("--seconds", type=float, default=6)
+    given = parser.parse_args()
+    with installation() as made:
+        time.sleep(0)
+        for clients in given.clients:
+            print(json.dumps(measure(made, clients=clients, seconds=given.seconds)), flush=True)

@@ -62,15 +62,15 @@ def change(
     step = partial(
         _change, work=work, actor=actor, operation=operation, check=check, rescue=rescue, keep=keep, reading=reading
     )
-    if lock == "held":
-        result, draft, refused = step(run_id, lock=False)
+    if connection.in_atomic_block:
+        result, draft, refused = step(run_id, lock=lock != "held")
     else:
         try:
-            if lock == "taken" or connection.in_atomic_block:
+            if lock == "taken":
                 raise NeedsLock
             result, draft, refused = step(run_id, lock=False)
         except (Overtaken, NeedsLock):
-            with transaction.atomic(savepoint=False):
+            with transaction.atomic():
                 result, draft, refused = step(run_id, lock=True)
     if refused is not None:
         if refused.status == 409:  # the object as it stands
@@ -191,7 +191,8 @@ def create(
 
     try:
         try:
-            return make()
+            with transaction.atomic() if connection.in_atomic_block else nullcontext():
+                return make()
         except NeedsLock:
             with transaction.atomic():
                 return make()

@@ -26,7 +26,7 @@ _ATTENTION: Final = "(" + ", ".join(f"'{state}'" for state in ATTENTION) + ")"
 class Loaded(Struct, frozen=True):
     """A run as it stands, the database's time, and its policies: the newest, and the one pinned at its pause.
 
-    `revision` is what its row was at; `people` are there where they were asked for; `sealed` says that a row holds secrets.
+    `revision` is what its row was at; `people` are there where they were asked for; `sealed`: a row holds secrets.
     """
 
     state: State

@@ -100,7 +100,8 @@ def tell(deliveries: str | None = None) -> str:
         f"SELECT pg_notify('{CHANNEL}', string_agg(part, E'\\n') || E'\\n#' || clock_timestamp())"
         " FROM (SELECT kind, part FROM jsonb_to_recordset(%s::jsonb) AS x(kind int, part text)"
         f"{more if deliveries else ''}) told"
-        f" WHERE EXISTS (SELECT FROM saved) AND CASE WHEN pg_try_advisory_lock({LOCKS}, kind) THEN NOT pg_advisory_unlock({LOCKS}, kind) ELSE true END"
+        " WHERE EXISTS (SELECT FROM saved)"
+        f" AND CASE WHEN pg_try_advisory_lock({LOCKS}, kind) THEN NOT pg_advisory_unlock({LOCKS}, kind) ELSE true END"
         " HAVING count(*) > 0"
     )
 

@@ -15,7 +15,8 @@ from rehydrate.ids import uuid7
 if TYPE_CHECKING:
     from rehydrate.projections import Change
 
-#: One parameter, the rows as JSON; `saved` are the runs (see projections). A flow's receiver is found by name; without one nothing is written.
+#: One parameter, the rows as JSON; `saved` are the runs (see projections). A flow's receiver is found by name: without
+#: one nothing is written.
 INSERT: Final = (
     "INSERT INTO rehydrate_delivery (id, endpoint_id, run_id, type, subject, run_status, run_version,"
     " at, status, attempts, since, next_at, sending)"

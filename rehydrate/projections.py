@@ -50,8 +50,9 @@ class Overtaken(Exception):
 # -- writing
 
 
-def _columns(kind: type[Struct]) -> list[str]:
-    return [field.encode_name for field in msgspec.structs.fields(kind)]
+@cache
+def _columns(kind: type[Struct]) -> tuple[str, ...]:
+    return tuple(field.encode_name for field in msgspec.structs.fields(kind))
 
 
 def _quoted(columns: Iterable[str]) -> str:
@@ -62,7 +63,7 @@ def _quoted(columns: Iterable[str]) -> str:
 _IF_SAVED: Final = "WHERE EXISTS (SELECT FROM saved)"
 
 
-def _insert(table: str, columns: list[str], end: str) -> str:
+def _insert(table: str, columns: Iterable[str], end: str) -> str:
     names = _quoted(columns)
     return f"INSERT INTO {table} ({names}) SELECT {names} FROM jsonb_populate_recordset(null::{table}, %s::jsonb) {end}"
 
@@ -173,9 +174,7 @@ class _Changed:
     def step(self) -> tuple[str, Rows]:
         columns = tuple(sorted(self.columns.difference(self.same)))
         sent = (*self.same, *columns)
-        rows = [
-            {name: more[name] if name in more else _value(row, name) for name in sent} for row, more in self.rows
-        ]
+        rows = [{name: more[name] if name in more else _value(row, name) for name in sent} for row, more in self.rows]
         return _update(self.table, self.same, columns, self.end), rows
 
 

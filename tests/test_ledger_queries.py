@@ -30,7 +30,8 @@ def cast() -> Cast:
 
 
 @contextmanager
-def costs(statements: int, commits: int = 1) -> Iterator[None]:
+def costs(statements: int, commits: int = 0) -> Iterator[None]:
+    """`commits` are those of transactions of several statements; the statement that saves is one by itself."""
     with CaptureQueriesContext(connection) as captured:
         yield
     sent = [query["sql"].lstrip() for query in captured.captured_queries]
@@ -42,15 +43,15 @@ def costs(statements: int, commits: int = 1) -> Iterator[None]:
 
 
 def test_opening(cast: Cast) -> None:
-    with costs(4):
+    with costs(2):
         cast.open()
-    with costs(5):  # who may decide is asked for
+    with costs(2):
         cast.open(checkpoint(), {"type": "paused", "waits": [approval(effect=plan("k", "order"))]})
 
 
 def test_opening_what_is_known(cast: Cast) -> None:
     run = cast.open()
-    with costs(3, commits=0):
+    with costs(3):
         cast.open(external_id=run.external_id)
 
 
@@ -68,22 +69,22 @@ def test_opening_what_is_known(cast: Cast) -> None:
 )
 def test_appending(cast: Cast, events: list[Any]) -> None:
     run = cast.open()
-    with costs(3):
+    with costs(2):
         run.append(*events)
 
 
 def test_appending_a_pause(cast: Cast) -> None:
     run = cast.open()
-    with costs(4):
+    with costs(2):
         run.pause(approval(effect=plan("k", "order")))
     run = cast.open()
-    with costs(5):  # the lock and the look for a signal that came before
+    with costs(6, commits=1):  # read twice: the lock and the look for a signal that came before
         run.pause(callback())
 
 
-def test_a_state_beside_the_checkpoint_is_one_more(cast: Cast) -> None:
+def test_a_state_beside_the_checkpoint_costs_no_more(cast: Cast) -> None:
     run = cast.open()
-    with costs(4):
+    with costs(2):
         run.append(checkpoint(state={"memory": 1}))
 
 
@@ -91,11 +92,11 @@ def test_the_rest_of_a_cycle(cast: Cast) -> None:
     run = cast.open()
     run.pause(approval(effect=plan("k", "order")))
     wait = run.wait("legal")
-    with _state_of(run, wait), costs(5):
+    with _state_of(run, wait), costs(2):
         run.decide("legal", "approve")
-    with costs(4):
+    with costs(2):
         run.rehydrate()
-    with costs(3):
+    with costs(2):
         run.append(ev("effect.started", key="k", arguments={"n": 1}), ev("effect.executed", key="k"), ev("completed"))
 
 
@@ -109,11 +110,11 @@ def _state_of(run: Run, wait: Any) -> Iterator[None]:
 
 def test_leases(cast: Cast) -> None:
     run = cast.open()
-    with costs(3):
+    with costs(2):
         run.heartbeat()
-    with costs(3):
+    with costs(2):
         run.release()
-    with costs(5):
+    with costs(3, commits=1):
         assert cast.claim() is not None
     with costs(2, commits=2):
         assert cast.claim() is None
@@ -123,7 +124,7 @@ def test_a_refusal_is_written_in_one_statement_too(cast: Cast) -> None:
     from rehydrate.core.refusals import Refusal
 
     run = cast.open()
-    with costs(3), pytest.raises(Refusal, match="lease"):
+    with costs(2), pytest.raises(Refusal, match="lease"):
         run.append(ev("note", text="fenced"), epoch=7)
 
 
@@ -133,7 +134,7 @@ def test_time_costs_by_the_batch(cast: Cast, clock: Any, many: int) -> None:
     for run in runs:
         run.pause(callback(due_in=60))
     clock.advance(seconds=60)
-    with costs(4):
+    with costs(4, commits=1):
         assert sweep.catch_up([run.id for run in runs]) == many
     assert {run.wait("cb").status for run in runs} == {"timed_out"}
     with costs(4, commits=1):  # of a transaction that wrote nothing
@@ -152,10 +153,10 @@ def test_the_thousandth_event_costs_what_the_first_did(cast: Cast) -> None:
     def look(draft: Any) -> None:
         seen.append(len(draft.state.effects) + len(draft.state.waits))
 
-    with costs(2):
+    with costs(1):
         ledger.change(run.id, look, actor=cast.bot.actor(), operation="look", full=False, keys=["0-0"])
     assert seen == [1]
-    with costs(3):
+    with costs(2):
         run.append(plan("one more", start=True))
 
 
@@ -215,10 +216,10 @@ def test_what_one_may_decide_needs_ones_groups_as_well(cast: Cast) -> None:
 
     _some_of_each(cast, 1)
     assert available()["total"] == 2
-    with costs(2, commits=0):
+    with costs(2):
         available()
     _some_of_each(cast, 7)
-    with costs(2, commits=0):
+    with costs(2):
         assert available()["total"] == 9
 
 
@@ -231,9 +232,9 @@ def _statements(work: Callable[[], Any]) -> int:
 def test_a_run_with_everything_in_two(cast: Cast) -> None:
     run = cast.open(*(plan(f"e{n}") for n in range(20)), ev("external_ref", system="erp", id="1"))
     for caller in (cast.people["dave"], cast.bot):
-        with costs(2, commits=0):
+        with costs(2):
             selectors.get_run(caller, run.id)
-    with costs(1, commits=0):
+    with costs(1):
         selectors.get_verdict(cast.bot, run.id)
-    with costs(2, commits=0):
+    with costs(2):
         selectors.list_events(cast.bot, run.id, cursor=None, limit=200)

@@ -99,20 +99,18 @@ def test_a_deadline_that_has_passed_wins_over_a_decision(cast: Cast, clock: Any)
     whole(*runs)
 
 
-def test_a_decision_in_time_stands_though_the_deadline_passes_while_it_is_written(
-    cast: Cast, clock: Any, stage: Stage
-) -> None:
-    """Its transaction read the clock under the lock; a sweeper passes over a run that is held."""
+def test_a_decision_that_is_overtaken_by_its_deadline_is_too_late(cast: Cast, clock: Any, stage: Stage) -> None:
+    """A decision that was made in time and written after the time-out was decided on what is no more."""
     run = cast.open()
     run.pause(approval(effect=plan("k", "order"), due_in=60))
     clock.advance(seconds=50)
     deciding, go_on = stage.held(partial(run.decide, "legal", "approve"), projections, "save")
     clock.advance(seconds=20)
-    assert sweep.catch_up([run.id]) == 0
+    assert sweep.catch_up([run.id]) == 1
     go_on()
-    assert deciding.result()["wait_status"] == "satisfied"
-    engine.tick()
-    assert "wait.timed_out" not in types(run)
+    assert codes([deciding.result()]) == {"wait_expired": 1}
+    assert types(run).count("wait.timed_out") == 1
+    assert run.wait("legal").decision is None
     whole(run)
 
 
@@ -179,20 +177,37 @@ def test_a_lapsed_lease_counts_once_whoever_finds_it(cast: Cast, clock: Any) -> 
     whole(run)
 
 
-def test_an_append_before_a_takeover_is_kept_and_one_after_it_fenced(cast: Cast, stage: Stage) -> None:
+def test_an_append_that_a_takeover_overtakes_is_fenced(cast: Cast, stage: Stage) -> None:
+    """What it was decided on is no more when it is written: so it is decided anew, on what the takeover has left."""
     run = cast.open(plan("k", start=True))
-    appending, go_on = stage.held(partial(run.append, ev("note", text="in time")), projections, "save")
-    taking = stage.blocked(partial(run.hold, "takeover"))
+    appending, go_on = stage.held(partial(run.append, ev("note", text="too late")), projections, "save")
+    run.hold("takeover")
     go_on()
-    assert codes([appending.result(), taking.result()]) == {"ok": 2}
-    assert types(run)[-3:] == ["note", "taken_over", "effect.unknown"]
+    assert codes([appending.result()]) == {"lease_lost": 1}
+    assert types(run)[-3:] == ["taken_over", "effect.unknown", "refused"]
+    whole(run)
 
     run = cast.open()
     taking, go_on = stage.held(partial(run.hold, "takeover"), projections, "save")
-    appending = stage.blocked(partial(run.append, ev("note", text="too late")))
+    run.append(ev("note", text="in time"))
     go_on()
-    assert codes([taking.result(), appending.result()]) == {"ok": 1, "lease_lost": 1}
-    assert types(run)[-2:] == ["taken_over", "refused"]
+    assert codes([taking.result()]) == {"ok": 1}
+    assert types(run)[-2:] == ["note", "taken_over"]
+    whole(run)
+
+
+@pytest.mark.parametrize("by", ["an event", "a heartbeat, which is none"])
+def test_what_is_overtaken_is_done_again(by: str, cast: Cast, stage: Stage) -> None:
+    run = cast.open()
+    appending, go_on = stage.held(partial(run.append, ev("note", text="first read")), projections, "save")
+    if by == "an event":
+        run.append(ev("note", text="first written"))
+    else:
+        run.heartbeat()
+    go_on()
+    assert codes([appending.result()]) == {"ok": 1}
+    texts = [row.payload["text"] for row in LedgerEvent.objects.filter(run_id=run.id, type="note").order_by("seq")]
+    assert texts == ["first written", "first read"][-len(texts) :]
     whole(run)
 
 

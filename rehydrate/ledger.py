@@ -33,6 +33,8 @@ R = TypeVar("R")
 Json = dict[str, Any]
 
 Work = Callable[[Draft], R]
+#: Locks runs within a transaction and gives their ids.
+Locker = Callable[[], list[str]]
 Lock = Literal["unless alone", "taken", "held"]
 
 
@@ -200,7 +202,7 @@ def create(
         raise shapes.refusal(refusal) from None
 
 
-def catch_up(lock: Callable[[], list[str]]) -> int:
+def catch_up(lock: Locker) -> int:
     """Apply what is overdue to runs nobody asks about, many in one transaction. How many of them changed.
 
     `lock` locks runs within it and gives their ids. Nothing is saved when one of them cannot be caught up: whose fault

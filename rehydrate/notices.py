@@ -87,9 +87,10 @@ def _claimable(run: Run, now: dt.datetime | None) -> bool:
     return run.retry_at is None or (now is not None and run.retry_at <= now)
 
 
-def tell(deliveries: str | None = None) -> str:
+def tell(deliveries: str | None = None, *, saved: str | None = None) -> str:
     """The last SELECT of a statement, with `parts(...)` as its one parameter. `deliveries` is a step of the statement:
-    when it returns rows, there is something to deliver. Another is `saved`, the runs: without them nothing is told.
+    when it returns rows, there is something to deliver. So is `saved`, without
+    whose rows nothing is told.
 
     Asking for the lock tells whether somebody listens; two who ask at the same instant may both be told so, which costs
     a notice too many and no more. The time makes each one: of equal notices in one transaction PostgreSQL delivers the
@@ -100,8 +101,8 @@ def tell(deliveries: str | None = None) -> str:
         f"SELECT pg_notify('{CHANNEL}', string_agg(part, E'\\n') || E'\\n#' || clock_timestamp())"
         " FROM (SELECT kind, part FROM jsonb_to_recordset(%s::jsonb) AS x(kind int, part text)"
         f"{more if deliveries else ''}) told"
-        " WHERE EXISTS (SELECT FROM saved)"
-        f" AND CASE WHEN pg_try_advisory_lock({LOCKS}, kind) THEN NOT pg_advisory_unlock({LOCKS}, kind) ELSE true END"
+        f" WHERE {f'EXISTS (SELECT FROM {saved}) AND ' if saved else ''}"
+        f"CASE WHEN pg_try_advisory_lock({LOCKS}, kind) THEN NOT pg_advisory_unlock({LOCKS}, kind) ELSE true END"
         " HAVING count(*) > 0"
     )
 

@@ -271,7 +271,7 @@ def _write(
     told = ""
     sent = next((f"w{i}" for i, (sql, _) in enumerate(given) if sql is outbox.INSERT), None)
     if news or sent:
-        told = f", ({notices.tell(sent)})"
+        told = f", ({notices.tell(sent, saved='saved')})"
         params.append(notices.parts(news))
     with connection.cursor() as cursor:
         cursor.execute(f"WITH saved AS ({runs[0]}){steps} SELECT (SELECT count(*) FROM saved){told}", params)

@@ -99,7 +99,7 @@ def try_again(run_id: str, *, by: str, reason: str = "", channel: str = "console
 # -- one batch
 
 
-def _apply(run_ids: list[str], lock: ledger.Lock) -> int:
+def _apply(run_ids: list[str], lock: ledger.Locker) -> int:
     """In one transaction; where that raises in two, and so on."""
     try:
         with _in_time(LONGEST):

@@ -293,10 +293,9 @@ def test_every_run_finds_an_agent_whoever_wakes(cast: Cast, listener: Listener, 
 def test_senders_are_told_of_what_is_to_be_delivered(
     cast: Cast, listener: Listener, threads: ThreadPoolExecutor
 ) -> None:
+    told(cast, "https://agent.example/hooks")
     sender = Waiting(threads, wakeups.DELIVERY)
-    cast.open(holder=None)
-    with transaction.atomic():
-        told(cast, "https://agent.example/hooks")
+    cast.open(flow="told to nobody", holder=None)
     cast.open(holder=None)
     sender.looked()
     assert sender.looks == 1

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from approvals.views import account, decide, inbox, operate, runs
+from approvals.views import account, decide, deliveries, inbox, operate, runs
 
 urlpatterns = [
     path("", inbox.inbox, name="inbox"),
@@ -23,6 +23,12 @@ urlpatterns = [
     path("waits/<uuid:wait_id>/decide/<slug:way>/", decide.decide, name="decide"),
     path("waits/<uuid:wait_id>/hold/<slug:name>/", operate.wait_claim, name="wait_claim"),
     path("waits/<uuid:wait_id>/<slug:name>/", operate.wait_act, name="wait_act"),
+    path("deliveries/", deliveries.delivery_list, name="deliveries"),
+    path("deliveries/live/", deliveries.delivery_list_live, name="deliveries_live"),
+    path("deliveries/<uuid:delivery_id>/", deliveries.delivery_page, name="delivery"),
+    path("deliveries/<uuid:delivery_id>/live/", deliveries.delivery_live, name="delivery_live"),
+    path("deliveries/<uuid:delivery_id>/resend/", deliveries.resend, name="delivery_resend"),
+    path("receivers/<uuid:endpoint_id>/<slug:name>/", deliveries.receiver_act, name="receiver_act"),
     path("sign-in/", account.sign_in, name="sign_in"),
     path("sign-in/<str:token>/", account.sign_in_link, name="sign_in_link"),
     path("sign-out/", account.sign_out, name="sign_out"),

@@ -88,6 +88,7 @@ def frame(request: HttpRequest) -> Shape:
         "now": clock.now(),
         "scopes": [{"id": name, "count": counts.get(name)} for name in SCOPES],
         "scope": scope_of(request),
+        "delivery_alarms": counts.get("deliveries"),
         "token": secrets.token_urlsafe(18),
     }
 

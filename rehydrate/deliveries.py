@@ -372,20 +372,41 @@ def resend(caller: Caller, delivery_id: str, reason: str = "") -> Json:
     return selectors.get_delivery(caller, delivery_id)
 
 
+def _for_operator(caller: Caller, endpoint_id: str) -> Endpoint:
+    """The receiver, locked, for somebody who operates its workspace."""
+    endpoint = Endpoint.objects.select_for_update(no_key=True).filter(pk=endpoint_id).first()
+    if endpoint is None or not caller.sees(str(endpoint.workspace_id), endpoint.flow):
+        raise not_found("receiver")
+    if not caller.may(str(endpoint.workspace_id), "operator"):
+        raise Refusal("forbidden", "Only operators look after receivers.")
+    return endpoint
+
+
+def resend_given_up(caller: Caller, endpoint_id: str) -> int:
+    """Sends again all that a receiver was given up for. How many."""
+    with transaction.atomic():
+        endpoint = _for_operator(caller, endpoint_id)
+        now = clock.now()
+        count = Delivery.objects.filter(endpoint=endpoint, status="given_up").update(
+            status="pending", closed_at=None, since=now, next_at=now
+        )
+        if count:
+            Endpoint.objects.filter(pk=endpoint.pk).update(quiet_until=None)
+            _tell()
+            _note(endpoint, "endpoint.resent", by=caller.id, channel=caller.channel, deliveries=count)
+    return count
+
+
 def switch(caller: Caller, endpoint_id: str, *, on: bool) -> None:
     """Switches a receiver off, or on again; what was set aside is sent then. Doing it twice changes nothing."""
     with transaction.atomic():
-        endpoint = Endpoint.objects.select_for_update(no_key=True).filter(pk=endpoint_id).first()
-        if endpoint is None or str(endpoint.workspace_id) not in caller.workspaces:
-            raise not_found("receiver")
-        if not caller.may(str(endpoint.workspace_id), "operator"):
-            raise Refusal("forbidden", "Only operators switch receivers off and on.")
+        endpoint = _for_operator(caller, endpoint_id)
         if endpoint.url is None or on is (endpoint.switched_off_at is None):
             return
         now = clock.now()
         if on:
             _start_afresh(endpoint, now)
         else:
-            Endpoint.objects.filter(pk=endpoint.pk).update(switched_off_at=now, switched_off_why=f"by {caller.name}")
+            Endpoint.objects.filter(pk=endpoint.pk).update(switched_off_at=now, switched_off_why=caller.name[:200])
         act = "endpoint.switched_on" if on else "endpoint.switched_off"
         _note(endpoint, act, by=caller.id, channel=caller.channel)

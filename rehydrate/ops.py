@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from rehydrate import __version__, claims, pulse
+from rehydrate import __version__, claims, pulse, selectors
 from rehydrate.models import Run, Trouble, Wait
 
 STALE_AFTER = 10.0
@@ -115,4 +115,18 @@ class Figures(Collector):
         aside = Trouble.objects.filter(set_aside_at__isnull=False).count()
         trouble.add_metric(["set_aside"], aside)
         trouble.add_metric(["tried_again"], Trouble.objects.count() - aside)
-        return [info, runs, waits, ticks, late, trouble]
+        return [info, runs, waits, ticks, late, trouble, *_delivery_figures()]
+
+
+def _delivery_figures() -> list[Metric]:
+    """Of what is delivered there is no end, and nobody needs to act on it: what is not, is counted."""
+    states, oldest = selectors.delivery_backlog()
+    backlog = GaugeMetricFamily("rehydrate_deliveries", "Deliveries that were not taken, by status.", labels=["status"])
+    for status, count in states.items():
+        backlog.add_metric([status], count)
+    age = GaugeMetricFamily("rehydrate_oldest_pending_delivery_seconds", "Age of the oldest delivery to be sent.")
+    age.add_metric([], oldest)
+    receivers = GaugeMetricFamily("rehydrate_receivers", "Receivers of deliveries, by how they do.", labels=["state"])
+    for state, count in selectors.receiver_states().items():
+        receivers.add_metric([state], count)
+    return [backlog, age, receivers]

@@ -16,7 +16,7 @@ import msgspec
 from django.conf import settings
 from django.db import connection
 
-from rehydrate import loading, seal, shapes
+from rehydrate import clock, loading, seal, shapes
 from rehydrate.callers import Caller
 from rehydrate.contexts import SYSTEM, context_of
 from rehydrate.core import decide, delivering, verdict
@@ -614,7 +614,7 @@ def _scope(where: _Where, caller: Caller, scope: str) -> str:
 
 
 def inbox_counts(caller: Caller) -> dict[str, int]:
-    """How many items each scope has: the totals of the lists, in one statement."""
+    """How many items each scope has: the totals of the lists, in one statement. `deliveries`: alarms about those."""
     parts: list[str] = []
     params: list[Any] = []
     for scope in SCOPES:
@@ -622,9 +622,10 @@ def inbox_counts(caller: Caller) -> dict[str, int]:
         tables = _scope(where, caller, scope)
         parts.append(f"(SELECT count(*) FROM {tables} WHERE {where.sql()})")
         params += where.params
+    trouble, more = _trouble(caller)
     with connection.cursor() as db:
-        db.execute("SELECT " + ", ".join(parts), params)
-        return dict(zip(SCOPES, db.fetchone(), strict=True))
+        db.execute("SELECT " + ", ".join([*parts, trouble]), [*params, *more])
+        return dict(zip((*SCOPES, "deliveries"), db.fetchone(), strict=True))
 
 
 def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limit: int) -> Json:
@@ -786,6 +787,87 @@ def get_delivery(caller: Caller, delivery_id: str) -> Json:
     return {**found, "attempts": attempts, "body": delivering.body(found)}
 
 
+def deliveries_of_run(run_id: str, *, limit: int = 50) -> list[Json]:
+    """The newest deliveries of a run that the caller was found to see, for its page: what is next, and when."""
+    with connection.cursor() as db:
+        db.execute(
+            f"SELECT jsonb_agg(to_jsonb(x)) FROM (SELECT {_DELIVERY} FROM {_DELIVERIES} WHERE d.run_id = %s"
+            " ORDER BY d.at DESC, d.id DESC LIMIT %s) x",
+            [run_id, limit],
+        )
+        (found,) = db.fetchone()
+    rows = msgspec.json.decode(found) if isinstance(found, str) else found or []
+    return [_delivery(row) for row in rows]
+
+
+#: For so long a delivery that was given up is an alarm, unless somebody sends it again.
+ALARM_DAYS: Final = 7
+_GIVEN_UP: Final = (
+    "SELECT count(*) FROM rehydrate_delivery g WHERE g.endpoint_id = e.id AND g.status = 'given_up'"
+    f" AND g.closed_at > clock_timestamp() - interval '{ALARM_DAYS} days'"
+)
+
+
+def list_receivers(caller: Caller) -> list[Json]:
+    """The receivers of flows, as far as the caller oversees them: how each does, and what it has before it."""
+    places = [UUID(workspace) for workspace in caller.workspaces if oversees(caller, workspace)]
+    with connection.cursor() as db:
+        db.execute(
+            "SELECT jsonb_agg(to_jsonb(x) ORDER BY x.flow, x.workspace) FROM (SELECT e.id, e.url, e.flow, e.failures,"
+            " e.switched_off_at, e.switched_off_why, e.quiet_until, e.answered_at, e.workspace_id,"
+            " w.slug AS workspace, (SELECT count(*) FROM rehydrate_delivery p WHERE p.endpoint_id = e.id"
+            f" AND p.status = 'pending') AS pending, ({_GIVEN_UP}) AS given_up FROM rehydrate_endpoint e"
+            " JOIN rehydrate_workspace w ON w.id = e.workspace_id"
+            " WHERE e.workspace_id = ANY(%s) AND e.url IS NOT NULL) x",
+            [places],
+        )
+        (found,) = db.fetchone()
+    rows: list[Json] = msgspec.json.decode(found) if isinstance(found, str) else found or []
+    for row in rows:
+        row["url"] = shown_url(row["url"])
+        row["may_operate"] = caller.may(row["workspace_id"], "operator")
+    return rows
+
+
+def delivery_backlog() -> tuple[dict[str, int], float]:
+    """How many deliveries are pending, set aside and given up, and the age in seconds of the oldest pending one."""
+    with connection.cursor() as db:
+        db.execute(
+            "SELECT CASE WHEN e.switched_off_at IS NULL THEN 'pending' ELSE 'set_aside' END, count(*),"
+            " extract(epoch FROM clock_timestamp() + %s::interval - min(d.at))"
+            " FROM rehydrate_delivery d JOIN rehydrate_endpoint e ON e.id = d.endpoint_id"
+            " WHERE d.status = 'pending' AND e.url IS NOT NULL GROUP BY 1 UNION ALL"
+            " SELECT 'given_up', count(*), 0 FROM rehydrate_delivery WHERE status = 'given_up'",
+            [clock.interval()],
+        )
+        rows = {status: (count, float(age)) for status, count, age in db.fetchall()}
+    counts = {status: rows.get(status, (0, 0.0))[0] for status in ("pending", "set_aside", "given_up")}
+    return counts, rows.get("pending", (0, 0.0))[1]
+
+
+def receiver_states() -> dict[str, int]:
+    """How many receivers take what they are sent, fail, or are switched off."""
+    with connection.cursor() as db:
+        db.execute(
+            "SELECT count(*) FILTER (WHERE switched_off_at IS NULL AND failures = 0),"
+            " count(*) FILTER (WHERE switched_off_at IS NULL AND failures > 0),"
+            " count(*) FILTER (WHERE switched_off_at IS NOT NULL) FROM rehydrate_endpoint WHERE url IS NOT NULL"
+        )
+        return dict(zip(("well", "failing", "switched_off"), db.fetchone(), strict=True))
+
+
+def _trouble(caller: Caller) -> tuple[str, list[Any]]:
+    """A count for everybody who oversees deliveries: receivers that are off, and deliveries given up of late."""
+    places = [UUID(workspace) for workspace in caller.workspaces if caller.is_person and oversees(caller, workspace)]
+    if not places:
+        return "0", []
+    return (
+        f"(SELECT coalesce(sum((e.switched_off_at IS NOT NULL)::int + ({_GIVEN_UP})), 0)::int FROM rehydrate_endpoint e"
+        " WHERE e.workspace_id = ANY(%s) AND e.url IS NOT NULL)",
+        [places],
+    )
+
+
 def shown_url(url: str) -> str:
     """An address as everybody may read it: what follows its path may be a key."""
     return url.partition("?")[0] + ("?…" if "?" in url else "")
@@ -801,6 +883,7 @@ def _delivery(row: Json) -> Json:
         "wait": delivery["subject"] or None,
         "run": delivery["run_id"],
         "run_title": row["title"],
+        "workspace": loading.workspace_slug(row["workspace_id"]),
         "flow": row["flow"],
         "external_id": row["external_id"],
         "run_status": delivery["run_status"],

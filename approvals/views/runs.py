@@ -80,6 +80,8 @@ def load(request: HttpRequest, run_id: Any) -> dict[str, Any]:
         "wrong": present.wrong_view(run),
         "held": run.get("status") == "taken_over",
         "ended": run.get("ended_at"),
+        "may_see_deliveries": caller_may(caller, workspace, "operator") or caller_may(caller, workspace, "auditor"),
+        "deliveries": selectors.deliveries_of_run(run["id"]),
         "may_operate": caller_may(caller, workspace, "operator"),
         "may_see_raw": caller_may(caller, workspace, "auditor"),
     }
@@ -105,6 +107,7 @@ def _key(context: dict[str, Any]) -> str:
                 for w in run.get("waits") or []
             ],
             context["scopes"],
+            [(d["id"], d["status"], d["attempt"], d["sending"], d["next_try_at"]) for d in context["deliveries"]],
         ]
     )
 

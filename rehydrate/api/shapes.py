@@ -475,6 +475,7 @@ class Delivery(Shape):
     wait: str | None
     run: Uuid
     run_title: str
+    workspace: str
     flow: str
     external_id: str
     run_status: RunStatus

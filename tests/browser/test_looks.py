@@ -10,6 +10,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from rehydrate import sender
+from rehydrate.models import Delivery
+from rehydrate.webhooks import Outcome
 from tests.contract.driver import (
     Agent,
     World,
@@ -60,6 +63,7 @@ def places(world: World, bot: Agent) -> dict[str, str]:
     lost = bot.open(plan, started("p1", arguments=plan["arguments"]), unknown("p1"), paused(callback()))
     held = bot.open(order(), paused(approval(effect="k1")))
     world.person("dave").takeover(held).fine()
+    told, receiver, late = _deliveries(world, bot)
     over = bot.open()
     over.do(completed())
     wrong = good_facts()
@@ -93,9 +97,31 @@ def places(world: World, bot: Agent) -> dict[str, str]:
         "history": "/history/",
         "drills": "/drills/",
         "drill": f"/drills/{failed.pk}/",
+        "deliveries": "/deliveries/",
+        "deliveries filtered": "/deliveries/?status=withdrawn",
+        "delivery": f"/deliveries/{late}/",
+        "receiver off": f"/receivers/{receiver}/off/",
+        "run with deliveries": f"/runs/{told}/",
         "settings": "/settings/",
         "not there": "/nothing/",
     }
+
+
+def _deliveries(world: World, bot: Agent) -> tuple[str, str, str]:
+    """A run whose receiver took one delivery and not the other, and another flow's receiver that is switched off."""
+    for flow, host in (("told", "agent"), ("gone", "gone")):
+        world.apply(f'[flow.{flow}]\nrequired = []\ndeliver_to = "https://{host}.example/hooks?key=1"\n')
+    run = bot.open(paused(callback()), flow="told", at=None)
+    answers = [Outcome(seconds=0.041, status=204), Outcome(seconds=15.0, error="timeout", detail="it did not answer")]
+    sender.send_due(lambda message: answers[0])
+    envelope = bot.post(f"/runs/{run.id}/recall", {"holder": "bot/w1", "reason": "New input"}).ok()
+    run.epoch = envelope["lease"]["epoch"]
+    run.release().ok()
+    sender.send_due(lambda message: answers[1])
+    bot.open(flow="gone", holder=None, at=None)
+    sender.send_due(lambda message: Outcome(seconds=0.2, status=410, error="http_410", answer="Gone"))
+    late = Delivery.objects.get(run_id=run.id, last_error="timeout")
+    return run.id, str(late.endpoint_id), str(late.pk)
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 1440), ("light", 390), ("dark", 390)])

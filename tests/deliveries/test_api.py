@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from rehydrate import deliveries, seal, sender
@@ -227,3 +228,19 @@ def test_an_id_that_is_none(world: World, run: Run, bad: str) -> None:
     dave = world.person("dave")
     dave.get(f"/deliveries/{bad}").refused(404, "not_found")
     dave.post(f"/deliveries/{bad}/resend").refused(404, "not_found")
+
+
+def test_figures_for_prometheus(world: World, run: Run, receiver: Receiver, clock: Any) -> None:
+    clock.advance(seconds=90)
+    figures = Client().get("/metrics").content.decode()
+    assert 'rehydrate_deliveries{status="pending"} 1.0' in figures
+    assert 'rehydrate_receivers{state="well"} 1.0' in figures
+    age = re.search(r"^rehydrate_oldest_pending_delivery_seconds ([0-9.]+)", figures, re.MULTILINE)
+    assert age is not None
+    assert 90 <= float(age[1]) < 150
+    receiver.answer = says(410)
+    sender.send_due()
+    figures = Client().get("/metrics").content.decode()
+    assert 'rehydrate_deliveries{status="set_aside"} 1.0' in figures
+    assert 'rehydrate_receivers{state="switched_off"} 1.0' in figures
+    assert "rehydrate_oldest_pending_delivery_seconds 0.0" in figures

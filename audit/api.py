@@ -1,23 +1,18 @@
 """What audit adds to the API: the recovery metrics and the readiness report; audit stands above `rehydrate.api`."""
 
-from collections import Counter
 from datetime import timedelta
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from audit import metrics, readiness
+from audit import metrics, readiness, selectors
 from rehydrate import clock
 from rehydrate.api import shapes
 from rehydrate.api.endpoint import get, post, resource
 from rehydrate.callers import Caller
 from rehydrate.core import commands as c
 from rehydrate.core.refusals import invalid
-from rehydrate.models import Run
-
-#: How many of a flow's newest runs tell which fields it records.
-SAMPLE = 20
 
 
 class Period(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
@@ -61,19 +56,8 @@ def readiness_report(caller: Caller, *, body: c.Readiness) -> dict[str, Any]:
         happened_outside=body.happened_outside,
         spans_days=body.spans_days,
         looked_up=[item.what for item in body.looked_up],
-        recorded=_recorded(caller, body.flow),
+        recorded=selectors.recorded_fields(caller, body.flow),
     )
-
-
-def _recorded(caller: Caller, flow: str) -> list[str]:
-    """The fields that most of the flow's newest runs carry, as far as the caller may see them."""
-    places = [workspace for workspace in caller.workspaces if caller.sees(workspace, flow)]
-    runs = Run.objects.filter(workspace_id__in=places, flow=flow).order_by("-created_at", "-id")
-    rows = list(runs.values_list("stage", "checkpoint", "input_ref", "pause_waits", "ref_count")[:SAMPLE])
-    names = ("stage", "checkpoint", "input_ref", "waiting_for", "external_refs")
-    seen = Counter(name for row in rows for name, value in zip(names, row, strict=True) if value)
-    kept = [name for name in names if rows and seen[name] * 2 > len(rows)]
-    return ["run_id", *kept] if rows else []
 
 
 urlpatterns = [

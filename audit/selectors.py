@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from django.db.models import Q
 from django.utils import timezone
 
-from rehydrate.models import DrillResult, Effect, LedgerEvent, Run, Timer, Trouble, Wait
+from rehydrate.models import DrillResult, Effect, Flow, LedgerEvent, Run, Timer, Trouble, Wait
 
 PAGE = 60
 DRILLS_LISTED = 30
+#: How many of a flow's newest runs tell which fields it records.
+SAMPLE = 20
 DECISIONS = (
     "wait.decided",
     "handed_back",
@@ -29,13 +32,17 @@ BY_TIME = ("wait.satisfied", "wait.timed_out", "wait.reminded", "wait.escalated"
 QUIET = ("lease.granted", "lease.retaken", "verdict", "wait.superseded")
 
 
+def visible(caller: Any) -> list[uuid.UUID]:
+    """The workspaces in which a person has a role."""
+    return [uuid.UUID(known) for known, roles in caller.workspaces.items() if roles]
+
+
 def history(caller: Any, *, filters: dict[str, str], cursor: str | None, limit: int = PAGE) -> dict[str, Any]:
     """`{results, next}`: events newest first, within the caller's workspaces; `filters`: q, kind, what, from, to.
 
     `q` finds a run by its id, external id or title, a person or agent by name, an effect by system, resource or key.
     """
-    visible = [uuid.UUID(known) for known, roles in caller.workspaces.items() if roles]
-    found = LedgerEvent.objects.filter(workspace_id__in=visible).exclude(type__in=QUIET)
+    found = LedgerEvent.objects.filter(workspace_id__in=visible(caller)).exclude(type__in=QUIET)
     if kind := filters.get("kind"):
         found = found.filter(actor_kind=kind)
     if what := filters.get("what"):
@@ -48,7 +55,7 @@ def history(caller: Any, *, filters: dict[str, str], cursor: str | None, limit: 
         if chosen is not None:
             found = found.filter(chosen)
     for name, lookup in (("from", "at__gte"), ("to", "at__lt")):
-        if (moment := _day(filters.get(name, ""), after=name == "to")) is not None:
+        if (moment := day(filters.get(name, ""), after=name == "to")) is not None:
             found = found.filter(**{lookup: moment})
     if text := filters.get("q", "").strip():
         found = found.filter(_search(text))
@@ -138,7 +145,7 @@ def _search(text: str) -> Q:
     )
 
 
-def _day(text: str, *, after: bool) -> dt.datetime | None:
+def day(text: str, *, after: bool) -> dt.datetime | None:
     """Midnight of a day in the reader's zone (of the next day for an end), None when it is none."""
     try:
         day = dt.date.fromisoformat(text)
@@ -182,6 +189,29 @@ def _results(caller: Any, rows: Iterable[DrillResult]) -> list[dict[str, Any]]:
     """
     found = [{"id": row.pk, **row.body} for row in rows]
     runs = [result["run"]["id"] for result in found if result["run"]]
-    visible = [uuid.UUID(known) for known, roles in caller.workspaces.items() if roles]
-    here = set(map(str, Run.objects.filter(pk__in=runs, workspace_id__in=visible).values_list("pk", flat=True)))
+    seen = Run.objects.filter(pk__in=runs, workspace_id__in=visible(caller))
+    here = set(map(str, seen.values_list("pk", flat=True)))
     return [{**result, "run_here": bool(result["run"]) and result["run"]["id"] in here} for result in found]
+
+
+def flows(caller: Any) -> list[str]:
+    """The names of the flows that are declared in the caller's workspaces."""
+    declared = Flow.objects.filter(workspace_id__in=visible(caller))
+    return list(declared.order_by("name").values_list("name", flat=True).distinct())
+
+
+def recorded_fields(caller: Any, flow: str) -> list[str]:
+    """Those of the ten fields that most of the flow's newest runs carry, as far as the caller may see them."""
+    places = [workspace for workspace in caller.workspaces if caller.sees(workspace, flow)]
+    runs = Run.objects.filter(workspace_id__in=places, flow=flow).order_by("-created_at", "-id")
+    rows = list(runs.values_list("stage", "checkpoint", "input_ref", "pause_waits", "ref_count")[:SAMPLE])
+    names = ("stage", "checkpoint", "input_ref", "waiting_for", "external_refs")
+    seen = Counter(name for row in rows for name, value in zip(names, row, strict=True) if value)
+    kept = [name for name in names if rows and seen[name] * 2 > len(rows)]
+    return ["run_id", *kept] if rows else []
+
+
+def runs_named(ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """`{id: {pk, title, flow, external_id}}` of runs that were found within the caller's walls."""
+    rows = Run.objects.filter(pk__in=set(ids)).values("pk", "title", "flow", "external_id")
+    return {str(row["pk"]): dict[str, Any](row) for row in rows}

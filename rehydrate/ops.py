@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from audit.prometheus import Recovery
 from rehydrate import __version__, claims, pulse, selectors
 from rehydrate.models import Run, Trouble, Wait
 
@@ -81,6 +82,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
         return HttpResponse("This needs the metrics token.\n", status=401, content_type="text/plain")
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Figures())
+    registry.register(Recovery())
     return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 

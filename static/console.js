@@ -145,7 +145,7 @@ doc.addEventListener("click", (event) => {
   }
   $$(".error", copy).forEach((error) => error.remove());
   rows.at(-1).after(copy);
-  $("select", copy).focus();
+  $("select, input", copy).focus();
 });
 
 // --- selection ----------------------------------------------------------------------------------------------------------

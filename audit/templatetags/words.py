@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.html import Urlizer, format_html, json_script
 from django.utils.safestring import SafeString, mark_safe
 
-from audit import drills, formats, narrative, track
+from audit import drills, formats, narrative, recovery, track
 
 register = template.Library()
 
@@ -418,3 +418,9 @@ def drill_server(result: dict[str, Any]) -> str:
 def drill_markdown(results: Any) -> str:
     """A checklist to paste, of one result or of several."""
     return drills.markdown([results] if isinstance(results, dict) else list(results))
+
+
+@register.filter
+def length_words(seconds: float) -> str:
+    """A length of time, in tenths of a second when it is short."""
+    return recovery.length(seconds)

@@ -95,6 +95,10 @@ def places(world: World, bot: Agent) -> dict[str, str]:
         "clear": f"/runs/{lost.id}/clear/",
         "retry": f"/runs/{lost.id}/retry/",
         "history": "/history/",
+        "recovery": "/recovery/",
+        "nothing recovered": "/recovery/?flow=none&from=2026-01-02&to=2026-01-01",
+        "taken over": "/recovery/takeovers/",
+        "readiness": "/readiness/",
         "drills": "/drills/",
         "drill": f"/drills/{failed.pk}/",
         "deliveries": "/deliveries/",
@@ -159,9 +163,34 @@ def test_the_chinese_console_fits_on_a_phone(sits_down: SitsDown, places: dict[s
     desk = sits_down("frank", width=390, locale="zh-CN")
     page = desk.open(places["run"])
     expect(page.locator("html")).to_have_attribute("lang", "zh-hans")
-    found = {name: faults for name in ("inbox", "run", "hand back", "history", "conditions", "drills")
-             if (faults := findings(desk.open(places[name])))}  # fmt: skip
+    names = ("inbox", "run", "hand back", "history", "conditions", "drills", "recovery", "readiness")
+    found = {name: faults for name in names if (faults := findings(desk.open(places[name])))}  # fmt: skip
     assert found == {}
+
+
+def test_the_readiness_report_is_read_and_a_checklist_copied_by_keyboard_alone(
+    sits_down: SitsDown, places: dict[str, str]
+) -> None:
+    desk = sits_down("frank", width=390)
+    desk.page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=desk.url)
+    page = desk.open(places["readiness"])
+    page.get_by_label("It does something outside").focus()
+    page.keyboard.press("Space")
+    page.locator("[name=what-0]").focus()
+    page.keyboard.type("was the payment sent?")
+    page.get_by_role("button", name="One more line").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("[name=what-5]")).to_be_focused()
+    page.keyboard.type("what the chat said")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="2 fields would have been missing")).to_be_visible()
+    assert findings(page) == []
+
+    page = desk.open(places["drill"])
+    page.get_by_role("button", name="Copy").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert "- [ ] **Outside world" in page.evaluate("navigator.clipboard.readText()")
 
 
 def test_the_first_page_is_light_and_asks_no_other_host(sits_down: SitsDown, places: dict[str, str]) -> None:

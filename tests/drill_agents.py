@@ -22,13 +22,12 @@ class Forgetful(DrilledAgent):
     """Plays the conversation again from the top whenever it is started, the draft included."""
 
     def go_on(self, envelope: dict[str, Any]) -> None:
-        if envelope["run"]["status"] != "ready":
-            self.outside.do(EffectCall("again", "crm.create_draft", {"order": self.external_id}))
+        self.outside.do(EffectCall("from memory", "crm.create_draft", {"order": self.external_id}))
         super().go_on(envelope)
 
 
 class Headstrong(DrilledAgent):
-    """Takes no for an answer never: without a lease it pays all the same."""
+    """Does not take no for an answer: without a lease it pays all the same."""
 
     def go_on(self, envelope: dict[str, Any]) -> None:
         if envelope["lease"] is None:

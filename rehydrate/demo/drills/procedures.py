@@ -17,6 +17,8 @@ from rehydrate.demo.drills.stage import Options, Stage, verdict_of
 
 Json = dict[str, Any]
 
+#: Seconds that the approval may take in the drill that lets its deadline pass.
+DEADLINE = 8
 DRAFT, QUOTE, PAY, NOTE = "crm.create_draft", "supplier.request_quote", "payments.pay", "crm.note_payment"
 
 
@@ -52,6 +54,7 @@ def restart_while_waiting(stage: Stage) -> None:
 def late_resume_after_approval(stage: Stage) -> None:
     """Approved while no agent lives. One comes back long after, when the deadline has passed too."""
     stage.due("asked", DRAFT, PAY, NOTE, moments=6)
+    stage.approval_due = DEADLINE
     agent = stage.begin()
     paused_at = time.monotonic()
     stage.kill_agent(agent)
@@ -59,8 +62,8 @@ def late_resume_after_approval(stage: Stage) -> None:
     stage.expect("when_approved", "continue", "clear", found=verdict_of(stage.reaches("ready")))
 
     # From when the pause was seen, the deadline cannot be further off than its own length.
-    time.sleep(max(0.0, paused_at + stage.options.due + stage.options.late - time.monotonic()))
-    stage.step("waited", seconds=round(time.monotonic() - paused_at, 1), due=stage.options.due)
+    time.sleep(max(0.0, paused_at + DEADLINE + stage.options.late - time.monotonic()))
+    stage.step("waited", seconds=round(time.monotonic() - paused_at, 1), due=DEADLINE)
     stage.expect("after_deadline", "continue", "clear", found=verdict_of(stage.look()))
 
     # The payment takes its time, so that the lease is alive while another agent wants to resume as well.

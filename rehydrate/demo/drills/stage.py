@@ -28,15 +28,16 @@ from rehydrate.demo.world import World
 
 Json = dict[str, Any]
 
+DAY = 24 * 60 * 60
+
 
 @dataclass(frozen=True)
 class Options:
-    """`agent` is the command of the agent that is drilled. In seconds: how long the approval may take, and how long
-    after that deadline an agent comes back late.
+    """`agent` is the command of the agent that is drilled; `late`, how many seconds after the approval's deadline an
+    agent comes back.
     """
 
     agent: Sequence[str]
-    due: int = 8
     late: float = 3.0
 
 
@@ -47,6 +48,7 @@ class Stage:
         self.drill = drill
         self.server = server
         self.options = options
+        self.approval_due = DAY
         self.external_id = f"{drill}-{uuid.uuid4().hex[:8]}"
         self.world = World(folder / self.external_id).start()
         self.facts = Facts()
@@ -110,7 +112,7 @@ class Stage:
             REHYDRATE_KEY=self.server.keys.agent,
             REHYDRATE_DEMO_WORLD=self.world.url,
         )
-        words = [self.drill, self.external_id, "--due", str(self.options.due), "--flow", FLOW]
+        words = [self.drill, self.external_id, "--due", str(self.approval_due), "--flow", FLOW]
         process = self._household.start([*self.options.agent, *words], environment, level=2)
         self.step("agent_started", process=process.pid)
         return process

@@ -17,7 +17,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, ProgrammingError, connection
 from django.utils import translation
 from django.utils.translation import gettext
 
@@ -149,9 +149,12 @@ def _keep(results: list[Json]) -> str:
                 )
                 for result in results
             )
+    except ProgrammingError:
+        why = gettext("its tables are not those of this version yet; `up` sees to that.")
+        return gettext("The results are not kept on the console's page: %(why)s") % {"why": why}
     except (DatabaseError, data.DataFolderError, postgres.PostgresError, OSError) as error:
-        why = str(error).strip().splitlines()
-        return gettext("The results are not kept on the console's page: %(why)s") % {"why": why[0] if why else "?"}
+        why = (str(error).strip().splitlines() or ["?"])[0]
+        return gettext("The results are not kept on the console's page: %(why)s") % {"why": why}
     finally:
         connection.close()
     return gettext("The results are kept, and shown on the console's page “Drills”.")

@@ -7,10 +7,13 @@ import functools
 import json
 import secrets
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import urlencode
 
+from django.conf import settings
 from django.contrib import messages
+from django.contrib.auth import get_user
 from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
@@ -50,6 +53,8 @@ def signed_in(view: Callable[Concatenate[HttpRequest, P], HttpResponse]) -> Call
         request.caller = callers.for_user(request.user)  # type: ignore[attr-defined]
         try:
             response = view(request, *args, **kwargs)
+        except SignedOutError:
+            return HttpResponse(status=401)
         except Refusal as refusal:
             if refusal.code == "not_found":
                 raise Http404(refusal.message) from refusal
@@ -63,6 +68,25 @@ def signed_in(view: Callable[Concatenate[HttpRequest, P], HttpResponse]) -> Call
         return response
 
     return inner
+
+
+class SignedOutError(Exception):
+    """While the answer was waited for, the person signed out, was switched off, or the session ended."""
+
+
+def renew(request: HttpRequest) -> None:
+    """The person and their roles as of now, for an answer that comes later than its request.
+
+    The request's own session stays as it was: what a late answer said about the cookie would undo a new sign-in.
+    """
+    sessions = import_module(settings.SESSION_ENGINE)
+    now = HttpRequest()
+    now.session = sessions.SessionStore(request.session.session_key)
+    user = get_user(now)
+    if not isinstance(user, User):
+        raise SignedOutError
+    request.user = user
+    request.caller = callers.for_user(user)  # type: ignore[attr-defined]
 
 
 def caller_of(request: HttpRequest) -> Any:
@@ -96,7 +120,9 @@ def frame(request: HttpRequest) -> Shape:
 def page(request: HttpRequest, template: str, context: Shape | None = None, *, status: int = 200) -> HttpResponse:
     """A full page with its frame; for htmx asking for a dialog, only what belongs in it."""
     base = "_dialog.html" if is_htmx(request) and request.headers.get("HX-Target") == "dialog-body" else "base.html"
-    return render(request, template, {**frame(request), "base": base, **(context or {})}, status=status)
+    context = context or {}
+    around = {} if "scopes" in context else frame(request)
+    return render(request, template, {**around, "base": base, **context}, status=status)
 
 
 def body(kind: type[T], **values: Any) -> T:

@@ -81,10 +81,10 @@ def _start_afresh(endpoint: Endpoint, now: dt.datetime) -> None:
     _tell()
 
 
-def _tell() -> None:
-    """Senders hear of it when this is committed."""
+def _tell(told: dict[notices.Kind, Any] | None = None) -> None:
+    """Senders (or whom else this is for) hear of it when it is committed."""
     with connection.cursor() as cursor:
-        cursor.execute(notices.tell(), [notices.parts({notices.Kind.DELIVERY: None})])
+        cursor.execute(notices.tell(), [notices.parts(told or {notices.Kind.DELIVERY: None})])
 
 
 def rotate(endpoint: Endpoint, *, overlap: dt.timedelta = OVERLAP, by: str = "command") -> str:
@@ -227,6 +227,8 @@ def record(job: Job, outcome: Outcome) -> None:
     with transaction.atomic():
         endpoint = Endpoint.objects.select_for_update(no_key=True).get(pk=job.endpoint)
         now = clock.now()
+        run_id = Delivery.objects.values_list("run_id", flat=True).get(pk=job.delivery)
+        _tell({notices.Kind.CHANGED: {str(endpoint.workspace_id): [str(run_id)]}})  # the run's page shows it
         DeliveryAttempt.objects.filter(delivery=job.delivery, number=job.number).update(
             seconds=round(outcome.seconds, 3),
             status=outcome.status,

@@ -98,6 +98,24 @@ def require_visible(caller: Caller, run_id: str) -> None:
         raise not_found("run")
 
 
+def versions_of(caller: Caller, run_id: str) -> list[Any]:
+    """What tells one state of a run's page from another: its version, which grows with each event, its lease's end, its
+    trouble, and how its deliveries go. 404 when the caller may not see it.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT r.workspace_id, r.flow, r.version, r.lease_expires_at, x.tries, x.set_aside_at,"
+            " (SELECT jsonb_agg(jsonb_build_array(d.status, d.attempts, d.sending, d.next_at) ORDER BY d.id)"
+            " FROM rehydrate_delivery d WHERE d.run_id = r.id)"
+            " FROM rehydrate_run r LEFT JOIN rehydrate_trouble x ON x.run_id = r.id WHERE r.id = %s",
+            [_id(run_id, "run")],
+        )
+        row = cursor.fetchone()
+    if row is None or not caller.sees(str(row[0]), row[1]):
+        raise not_found("run")
+    return list(row[2:])
+
+
 def run_of_wait(caller: Caller, wait_id: str) -> str:
     """The run of a wait that the caller may see, else 404."""
     with connection.cursor() as cursor:
@@ -633,18 +651,8 @@ def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limi
 
     `wait` is null for a run's own item.
     """
-    where = _Where()
-    tables = _scope(where, caller, scope)
-    if filters.get("flow"):
-        where.add("r.flow = %s", filters["flow"])
-    if filters.get("q"):
-        _searched(where, str(filters["q"]))
-    if filters.get("risk"):
-        where.add("w.risk = %s" if scope in _WAIT_SCOPES else "TRUE OR %s IS NULL", filters["risk"])
+    tables, where, order = _listed(caller, scope, filters)
     if scope in _WAIT_SCOPES:
-        order = _SOONEST
-        if scope == "decided":
-            order = [("w.closed_at", "timestamptz", "DESC"), ("w.id", "uuid", "DESC")]
         rows, more, total = _rows(tables, where, order=order, select=_BOTH, cursor=cursor, limit=limit)
         results: list[Json] = [
             {
@@ -659,7 +667,6 @@ def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limi
             " AS aside, (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id"
             " AND e.state IN ('unknown', 'compensation_unknown')) AS effects"
         )
-        order = [("coalesce(r.status_since, r.created_at)", "timestamptz", "ASC"), ("r.id", "uuid", "ASC")]
         rows, more, total = _rows(tables, where, order=order, select=select, cursor=cursor, limit=limit)
         results = []
         for row in rows:
@@ -671,6 +678,33 @@ def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limi
             run = loading.run_of(row["run"])
             results.append({"wait": None, "run": seal.mask(item, _covers_of(caller, run, row["run"]))})
     return {"results": results, "next": more, "total": total}
+
+
+def inbox_versions(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limit: int) -> list[Any]:
+    """What tells one state of `inbox(...)` from another: its total, and its items' ids with their runs' versions."""
+    tables, where, order = _listed(caller, scope, filters)
+    item = "w.id" if scope in _WAIT_SCOPES else "r.id"
+    rows, _, total = _rows(
+        tables, where, order=order, select=f"{item} AS item, r.version AS version", cursor=cursor, limit=limit
+    )
+    return [total, *((row["item"], row["version"]) for row in rows)]
+
+
+def _listed(caller: Caller, scope: str, filters: Json) -> tuple[str, _Where, list[tuple[str, str, str]]]:
+    """A scope's tables, condition and order."""
+    where = _Where()
+    tables = _scope(where, caller, scope)
+    if filters.get("flow"):
+        where.add("r.flow = %s", filters["flow"])
+    if filters.get("q"):
+        _searched(where, str(filters["q"]))
+    if filters.get("risk"):
+        where.add("w.risk = %s" if scope in _WAIT_SCOPES else "TRUE OR %s IS NULL", filters["risk"])
+    if scope == "decided":
+        return tables, where, [("w.closed_at", "timestamptz", "DESC"), ("w.id", "uuid", "DESC")]
+    if scope in _WAIT_SCOPES:
+        return tables, where, _SOONEST
+    return tables, where, [("coalesce(r.status_since, r.created_at)", "timestamptz", "ASC"), ("r.id", "uuid", "ASC")]
 
 
 # -- signals

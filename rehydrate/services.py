@@ -441,7 +441,7 @@ def ear_for_claim(caller: Caller, body: cmd.Claim) -> wakeups.Ear:
     agent = body.agent
     readable = (agent.version, tuple(agent.reads)) if agent is not None else None
     topics = [wakeups.ready(workspace, None)] if flows is None else [wakeups.ready(workspace, flow) for flow in flows]
-    return wakeups.listen(*topics, group=(flows, readable))
+    return wakeups.listen(*topics, group=(flows, readable), room=wakeups.AGENTS)
 
 
 def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, body: cmd.Claim) -> Json | None:

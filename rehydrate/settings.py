@@ -10,6 +10,7 @@ REHYDRATE_SECRET_KEY     signs sessions and links  (otherwise made at the first 
 REHYDRATE_FIELD_KEYS     encrypts secret fields: the first encrypts, all decrypt  (the same)
 REHYDRATE_ALLOW_PRIVATE_TARGETS  1: webhooks may go to private addresses
 REHYDRATE_DB_POOL        connections a process pools; 0: each thread keeps its own
+REHYDRATE_WAITING_AGENTS, REHYDRATE_WAITING_PAGES  how many long polls of each may wait in a process; 0: any number
 REHYDRATE_LOG_LEVEL      WARNING
 REHYDRATE_STATIC         "source": serve static files as they lie in the tree (tests, development)
 REHYDRATE_NODE           this `up` among those that share a database  (otherwise made of machine and data folder)
@@ -128,6 +129,9 @@ DATABASE_URL = os.environ.get("DATABASE_URL") or Embedded(DATA).url()
 EMBEDDED_DATABASE = "DATABASE_URL" not in os.environ or not os.environ["DATABASE_URL"]
 # The web server's many threads share a pool. Clusters fork, which a pool does not survive: one connection a process.
 DATABASES = {"default": database_settings(DATABASE_URL, pool=int(os.environ.get("REHYDRATE_DB_POOL") or 0))}
+
+# Each long poll that waits holds a thread: there must be more threads than places.
+WAITING = {room: int(os.environ.get(f"REHYDRATE_WAITING_{room.upper()}") or 0) for room in ("agents", "pages")}
 
 # -- people
 

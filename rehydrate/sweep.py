@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from django.db import Error, InterfaceError, OperationalError, connection, transaction
 
-from rehydrate import claims, clock, ledger
+from rehydrate import claims, clock, ledger, notices
 from rehydrate.models import AdminEvent, Run, Trouble
 
 log = logging.getLogger(__name__)
@@ -197,3 +197,5 @@ def _tell(run_id: str, act: str, *, actor_kind: str = "system", actor_id: str = 
     AdminEvent.objects.create(
         workspace_id=workspace, actor_kind=actor_kind, actor_id=actor_id, act=act, subject=run_id, **fields
     )
+    with connection.cursor() as cursor:  # pages that show the run show it
+        cursor.execute(notices.tell(), [notices.parts({notices.Kind.CHANGED: {str(workspace): [run_id]}})])

@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import psycopg
+from django.conf import settings
 from django.db import connection as django_connection
 
 from rehydrate import claims, notices
@@ -60,6 +61,12 @@ LINGER: Final = 60.0
 #: all of them show must not keep the processors from the one that is waited for.
 PAGES_A_SECOND: Final = 50.0
 PAGES_AT_ONCE: Final = 8
+#: Rooms, each with so many places in a process (settings.WAITING): waiting threads must not be all there are.
+AGENTS: Final = "agents"
+PAGES: Final = "pages"
+#: In a full room whoever has waited longest, and at least for so many seconds, makes place for the newest: it may be
+#: gone without our knowing. Before that, the newest is not let in.
+STAY: Final = 5.0
 #: How soon the stop flag of the supervisor is seen.
 GLANCE: Final = 0.5
 
@@ -94,10 +101,12 @@ _own = threading.local()
 class Ear:
     """One thread's waiting. To be used in a `with`; made by `listen`."""
 
-    def __init__(self, listener: "Listener", topics: Iterable[Topic], group: Hashable) -> None:
+    def __init__(self, listener: "Listener", topics: Iterable[Topic], group: Hashable, room: str | None) -> None:
         self.topics = tuple(dict.fromkeys(topics))
         self.kinds = frozenset(kind for topic in self.topics for kind in _KINDS[topic[0]])
         self.group = group
+        self.room = room
+        self.since = time.monotonic()
         self.ticket = 0
         self._listener = listener
         self._flag = threading.Event()
@@ -149,6 +158,7 @@ class Listener:
         self._changed = threading.Condition(self._lock)
         self._ears: dict[Topic, OrderedDict[Ear, None]] = {}
         self._tickets = 0
+        self._rooms: dict[str, OrderedDict[Ear, None]] = {}
         self._last_wanted: dict[Kind, float] = {}
         self._armed: frozenset[Kind] = frozenset()
         self._later: OrderedDict[Ear, None] = OrderedDict()
@@ -178,7 +188,7 @@ class Listener:
             ear.ticket = self._tickets
             for topic in ear.topics:
                 self._ears.setdefault(topic, OrderedDict())[ear] = None
-            if self.stopping:
+            if self.stopping or not self._let_in(ear):
                 ear._over = True
                 return
             now = time.monotonic()
@@ -191,8 +201,25 @@ class Listener:
                 self._poke()
                 self._changed.wait_for(lambda: kinds <= self._armed or self.stopping, timeout=2)
 
+    def _let_in(self, ear: Ear) -> bool:
+        """Whether there is a place for one more in its room; it has it then."""
+        places = settings.WAITING.get(ear.room) if ear.room is not None else None
+        if not places:
+            return True
+        seated = self._rooms.setdefault(ear.room or "", OrderedDict())
+        if len(seated) >= places:
+            oldest = next(iter(seated))
+            if ear.since - oldest.since < STAY:
+                return False
+            del seated[oldest]
+            oldest._over = True
+            oldest._flag.set()
+        seated[ear] = None
+        return True
+
     def _leave(self, ear: Ear) -> None:
         with self._lock:
+            self._rooms.get(ear.room or "", OrderedDict()).pop(ear, None)
             for topic in ear.topics:
                 ears = self._ears[topic]
                 del ears[ear]
@@ -444,9 +471,12 @@ def listener() -> Listener:
         return _the_listener
 
 
-def listen(*topics: Topic, group: Hashable = None) -> Ear:
-    """Listens for these topics from `with` on. `group`: see `Listener._wake_few_locked`; for `ready` topics alone."""
-    return Ear(listener(), topics, group)
+def listen(*topics: Topic, group: Hashable = None, room: str | None = None) -> Ear:
+    """Listens for these topics from `with` on. `group`: see `Listener._wake_few_locked`; for `ready` topics alone.
+
+    In a `room` that is full its `wait` is over at once.
+    """
+    return Ear(listener(), topics, group, room)
 
 
 def served(topic: Topic) -> None:

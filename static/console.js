@@ -91,6 +91,7 @@ doc.addEventListener("click", (event) => {
   }
 });
 dialog?.addEventListener("close", () => {
+  const waits = $("#wait-state"); if (waits) htmx.trigger(waits, "htmx:abort");
   const back = opener && doc.contains(opener) ? opener : opener?.id && doc.getElementById(opener.id);
   dialogBody.innerHTML = "";
   (back || $("#main"))?.focus();
@@ -193,24 +194,44 @@ doc.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// --- htmx: polls that rest, focus that stays, trouble that is told --------------------------------------------------------
+// --- live: a request that is answered when there is news, then the next one; none from a page that nobody sees ----------
+const POLLS = ["live", "wait-state"];
+const isPoll = (element) => POLLS.includes(element?.id);
+const pauses = {};
+function look(id, after) {
+  clearTimeout(pauses[id]);
+  pauses[id] = setTimeout(() => { const poll = doc.getElementById(id); if (poll && !doc.hidden) htmx.trigger(poll, "look"); }, after);
+}
+const jitter = (most) => Math.random() * most;
+function lookAgain(id, status) {
+  if (status === 204) look(id, jitter(200)); // nothing within the server's patience
+  else if (status === 200 && id === "live") { look(id, skipped ? 1500 : 400); skipped = false; }
+  else if (status === 200) return; // a confirmation that is out of date stays so
+  else if (status === 401 || status === 404) look(id, 5000);
+  else look(id, 1500 + jitter(1500)); // not reached, or in trouble: not everybody at once
+}
+doc.addEventListener("visibilitychange", () => {
+  for (const id of POLLS) { const poll = doc.getElementById(id); if (poll && doc.hidden) htmx.trigger(poll, "htmx:abort"); else if (poll) look(id, 0); }
+});
+window.addEventListener("pageshow", () => look("live", 100));
+
+// --- htmx: focus that stays, trouble that is told -------------------------------------------------------------------------
 const trouble = $("#trouble");
 const tell = (what) => { if (!trouble) return; trouble.hidden = !what; trouble.textContent = what ? trouble.dataset[what] : ""; };
-const isPoll = (element) => element?.id === "live" || element?.id === "wait-state";
 let openDetails = [];
-doc.addEventListener("htmx:beforeRequest", (event) => { if (isPoll(event.detail.elt) && doc.hidden) event.preventDefault(); });
 doc.addEventListener("htmx:sendError", () => tell("offline"));
 doc.addEventListener("htmx:afterRequest", (event) => {
   const status = event.detail.xhr?.status;
+  const asker = event.detail.requestConfig?.elt; // the event's own element is another one when the answer replaced it
   if (status === 401) tell("signedout");
-  else if (status >= 500) tell(isPoll(event.detail.elt) ? "offline" : "failed");
+  else if (status >= 500) tell(isPoll(asker) ? "offline" : "failed");
   else if (status) tell("");
-  const form = event.detail.elt;
-  if (form?.dataset?.draft && status === 204) sessionStorage.removeItem(draftKey(form));
+  if (asker?.dataset?.draft && status === 204) sessionStorage.removeItem(draftKey(asker));
+  if (isPoll(asker)) lookAgain(asker.id, status);
 });
 doc.addEventListener("htmx:oobBeforeSwap", (event) => {
   const target = event.detail.target;
-  // a selection of text, or something being typed, is worth more than being two seconds newer: the next poll tries again
+  // a selection of text, or something being typed, is worth more than being a moment newer: the next answer tries again
   const chosen = doc.getSelection();
   const busy = (chosen && !chosen.isCollapsed && target.contains(chosen.anchorNode)) || target.contains(doc.activeElement?.closest("input:not([type=checkbox]), textarea, select"));
   if (busy) { event.detail.shouldSwap = false; skipped = true; return; }
@@ -225,11 +246,11 @@ doc.addEventListener("htmx:oobAfterSwap", (event) => {
   for (const box of $$("[data-pick]")) box.checked = picks.has(box.value);
   for (const value of picks) if (!$(`[data-pick][value="${value}"]`)) picks.delete(value);
   showPicks();
-  if (event.detail.target?.id === "live" && skipped) { event.detail.target.setAttribute("hx-vals", '{"state": ""}'); skipped = false; }
+  if (event.detail.target?.id === "live" && skipped) $("#live").setAttribute("hx-vals", '{"state": ""}');
 });
 doc.addEventListener("htmx:afterSettle", (event) => {
   openDetails = [];
-  if (event.detail.target?.id === "dialog-body") { $$("form[data-draft]", dialogBody).forEach(restoreDraft); focusIn(dialogBody); }
+  if (event.detail.target?.id === "dialog-body") { $$("form[data-draft]", dialogBody).forEach(restoreDraft); focusIn(dialogBody); look("wait-state", 100); }
 });
 doc.addEventListener("announce", (event) => announce(event.detail.value));
 

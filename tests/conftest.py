@@ -211,11 +211,13 @@ def start_web(log: Path, **environment: str) -> Server:
         "DATABASE_URL": _embedded().url(name),
         "REHYDRATE_URL": f"http://127.0.0.1:{port}",
         "REHYDRATE_DB_POOL": "8",
+        "REHYDRATE_WAITING_AGENTS": "24",
+        "REHYDRATE_WAITING_PAGES": "24",
         **environment,
     }
     command = [
         sys.executable, "-m", "granian", "--interface", "wsgi", "--port", str(port), "--workers", "1",
-        "--blocking-threads", "16", "--no-ws", "--http", "1", "--log-level", "warning", "rehydrate.wsgi:application",
+        "--blocking-threads", "64", "--no-ws", "--http", "1", "--log-level", "warning", "rehydrate.wsgi:application",
     ]  # fmt: skip
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out, start_new_session=True)

@@ -47,6 +47,11 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+def settled() -> None:
+    """The look of a process that has just begun to listen is over."""
+    eventually(lambda: wakeups.listener()._swept_at, what="the first look")
+
+
 class Waiting:
     """A thread that listens to topics; `looks` counts how often it looked."""
 
@@ -56,6 +61,7 @@ class Waiting:
         self._leave = threading.Event()
         self.result: Future[None] = pool.submit(self._wait, topics, group)
         assert self._listens.wait(30)
+        settled()
 
     def _wait(self, topics: tuple[wakeups.Topic, ...], group: Any) -> None:
         with wakeups.listen(*topics, group=group) as ear:
@@ -251,6 +257,7 @@ def test_whoever_leaves_without_looking_hands_its_wake_up_on(cast: Cast, listene
     topic = wakeups.ready(str(cast.workspace.pk), "flow")
     behind = wakeups.listen(topic, group="v1")
     with wakeups.listen(topic, group="v1") as first, behind:
+        settled()
         cast.open(holder=None)
         eventually(lambda: first._causes, what="the notice")
         assert not behind._causes

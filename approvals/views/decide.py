@@ -9,7 +9,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_safe
 
-from approvals import conditions, present, schema_form
+from approvals import conditions, live, present, schema_form
 from approvals.forms import ApproveForm, ConditionsForm, RejectForm, RespondForm
 from approvals.web import (
     body,
@@ -24,7 +24,7 @@ from approvals.web import (
     sent_before,
     signed_in,
 )
-from rehydrate import selectors, services
+from rehydrate import selectors, services, wakeups
 from rehydrate.core import commands
 from rehydrate.core.refusals import Refusal
 
@@ -213,8 +213,13 @@ def _after(request: HttpRequest, run: dict[str, Any], wait: dict[str, Any]) -> s
 @require_safe
 def wait_state(request: HttpRequest, wait_id: Any) -> HttpResponse:
     """For an open confirmation: nothing while the ask is as it was shown, else who decided or that it changed."""
-    wait = selectors.get_wait(caller_of(request), str(wait_id))
     shown = _version(request.GET.get("v", ""))
-    if wait.get("status") == "open" and wait.get("version") == shown:
-        return HttpResponse(status=204)
-    return page(request, "decide/_state.html", {"wait": wait, "changed": wait.get("status") == "open"})
+
+    def look() -> HttpResponse | None:
+        wait = selectors.get_wait(caller_of(request), str(wait_id))
+        if wait.get("status") == "open" and wait.get("version") == shown:
+            return None
+        return page(request, "decide/_state.html", {"wait": wait, "changed": wait.get("status") == "open"})
+
+    run_id = selectors.run_of_wait(caller_of(request), str(wait_id))
+    return live.until(request, [wakeups.run(run_id)], look) or HttpResponse(status=204)

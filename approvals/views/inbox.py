@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 from approvals import live, present, reads
 from approvals.forms import SavedViewForm
 from approvals.models import SavedView
-from approvals.web import asked, body, caller_of, frame, page, person, say, sent_before, signed_in
+from approvals.web import asked, body, caller_of, frame, page, person, say, scope_of, sent_before, signed_in
 from rehydrate import selectors, services
 from rehydrate.core import commands
 from rehydrate.core.refusals import Refusal
@@ -66,25 +66,28 @@ def _query(request: HttpRequest, scope: str) -> str:
     return query.urlencode()
 
 
-def _key(context: dict[str, Any]) -> str:
-    return live.key_of(
-        [
-            [(r["key"], r["version"], r["status"], r["claimed_by"], r["votes"], r["wait_status"], r["due_at"],
-              (r["run"] or {}).get("version")) for r in context["rows"]],
-            context["scopes"],
-        ]
-    )  # fmt: skip
+def _key(request: HttpRequest) -> str:
+    """Another one whenever the list or the counts are: what is told of a run grows its version."""
+    scope = scope_of(request)
+    if not scope:
+        return ""  # the page chooses one; it asks for news of that one next
+    place = asked(request, "cursor").get("cursor")
+    listed = selectors.inbox_versions(
+        caller_of(request), scope=scope, filters=asked(request, *FILTERS), cursor=place, limit=PAGE
+    )
+    return live.key_of([scope, listed, selectors.inbox_counts(caller_of(request))])
 
 
 @signed_in
 @require_safe
 def inbox(request: HttpRequest) -> HttpResponse:
     """The first page."""
+    key = _key(request)
     context = load(request)
     regions = live.render_regions(request, REGIONS, context)
     context |= {
         "regions": regions,
-        "live_state": live.state_of(_key(context), regions),
+        "live_state": live.state_of(key, regions),
         "live_url": reverse("inbox_live"),
         "live_query": context["query"],
         "views": SavedView.objects.filter(user=person(request)),
@@ -97,11 +100,10 @@ def inbox(request: HttpRequest) -> HttpResponse:
 @require_safe
 def inbox_live(request: HttpRequest) -> HttpResponse:
     """What changed since the state that the page holds."""
-    context = load(request)
     return live.answer(
         request,
-        key=_key(context),
-        make=lambda: live.render_regions(request, REGIONS, context),
+        key=lambda: _key(request),
+        make=lambda: live.render_regions(request, REGIONS, load(request)),
         said=_("The list was updated."),
     )
 
@@ -110,11 +112,10 @@ def inbox_live(request: HttpRequest) -> HttpResponse:
 @require_safe
 def scopes_live(request: HttpRequest) -> HttpResponse:
     """The rail's counts alone, for pages that have nothing else that lives."""
-    context = frame(request)
     return live.answer(
         request,
-        key=live.key_of(context["scopes"]),
-        make=lambda: live.render_regions(request, {"rail-scopes": "_scopes.html"}, context),
+        key=lambda: live.key_of(selectors.inbox_counts(caller_of(request))),
+        make=lambda: live.render_regions(request, {"rail-scopes": "_scopes.html"}, frame(request)),
     )
 
 

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 from approvals import live, present, reads
 from approvals.forms import CommentForm
 from approvals.web import asked, caller_of, frame, page, signed_in
-from rehydrate import selectors
+from rehydrate import selectors, wakeups
 from rehydrate.core.refusals import Refusal
 
 EVENTS = 200
@@ -94,22 +94,10 @@ def caller_may(caller: Any, workspace: str, role: str) -> bool:
     )
 
 
-def _key(context: dict[str, Any]) -> str:
-    run = context["run"]
-    return live.key_of(
-        [
-            run.get("version"),
-            run.get("status"),
-            run.get("trouble"),
-            (run.get("lease") or {}).get("expires_at"),
-            [
-                (w.get("id"), w.get("version"), w.get("status"), len(w.get("votes") or []))
-                for w in run.get("waits") or []
-            ],
-            context["scopes"],
-            [(d["id"], d["status"], d["attempt"], d["sending"], d["next_try_at"]) for d in context["deliveries"]],
-        ]
-    )
+def _key(request: HttpRequest, run_id: Any) -> str:
+    """Another one whenever the run or the counts are: whatever happens to a run grows its version."""
+    caller = caller_of(request)
+    return live.key_of([selectors.versions_of(caller, str(run_id)), selectors.inbox_counts(caller)])
 
 
 @signed_in
@@ -117,6 +105,7 @@ def _key(context: dict[str, Any]) -> str:
 def run_page(request: HttpRequest, run_id: Any) -> HttpResponse:
     """What happened, what should happen next, and the buttons for it."""
     try:
+        key = _key(request, run_id)
         context = load(request, run_id)
     except Refusal:
         raise
@@ -130,7 +119,7 @@ def run_page(request: HttpRequest, run_id: Any) -> HttpResponse:
     query.pop("state", None)
     context |= {
         "regions": regions,
-        "live_state": live.state_of(_key(context), regions),
+        "live_state": live.state_of(key, regions),
         "live_url": reverse("run_live", args=[run_id]),
         "live_query": query.urlencode(),
         "comment_form": CommentForm(),
@@ -163,11 +152,11 @@ def _queue(request: HttpRequest, context: dict[str, Any]) -> list[dict[str, Any]
 @require_safe
 def run_live(request: HttpRequest, run_id: Any) -> HttpResponse:
     """What changed of it since the state that the page holds."""
-    context = load(request, run_id)
     return live.answer(
         request,
-        key=_key(context),
-        make=lambda: live.render_regions(request, REGIONS, context),
+        key=lambda: _key(request, run_id),
+        make=lambda: live.render_regions(request, REGIONS, load(request, run_id)),
+        topics=[wakeups.run(str(run_id))],
         said=_("This run has changed."),
     )
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Request, expect
 
+from tests.conftest import eventually
 from tests.contract.driver import Agent, World, approval, completed, executed, order, paused, started
 
 from .conftest import PASSWORD, Desk
@@ -199,6 +200,35 @@ def test_the_theme_switches_at_once_and_is_kept(bot: Agent, sits_down: SitsDown)
     page.wait_for_function("fetch('/settings/').then(r => r.text()).then(t => t.includes('data-theme=\"dark\"'))")
     page.reload()
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_a_change_is_pushed_as_the_answer_to_a_request_that_was_waiting(
+    world: World, bot: Agent, sits_down: SitsDown
+) -> None:
+    """A page that asked by the clock would be answered by a request that it sends after the change."""
+    run, wait = ask(bot)
+    page = sits_down("alice").page
+    live = f"/runs/{run.id}/live/"
+    sent: list[Request] = []
+    page.on("request", lambda request: sent.append(request) if live in request.url else None)
+    page.goto(f"{page.url.split('/?')[0].rstrip('/')}/runs/{run.id}/")
+    eventually(lambda: page.evaluate("1") and sent, what="the request that waits")
+    asked = list(sent)
+    with page.expect_response(lambda answer: live in answer.url) as answered:
+        world.person("bob").approve(wait)
+    assert answered.value.request in asked
+    assert answered.value.status == 200
+    expect(page.locator("#run-head")).to_contain_text("Ready for an agent")
+    hidden = "Object.defineProperty(document, 'hidden', { value: %s, configurable: true });"
+    eventually(lambda: page.evaluate("1") and len(sent) > len(asked), what="the next request")
+    with page.expect_event("requestfailed", lambda request: live in request.url):
+        page.evaluate(hidden % "true" + "document.dispatchEvent(new Event('visibilitychange'))")
+    count = len(sent)
+    run.resume()
+    page.wait_for_timeout(1000)  # nothing is to happen
+    assert len(sent) == count
+    page.evaluate(hidden % "false" + "document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.locator("#run-head")).to_contain_text("Running")
 
 
 def test_a_server_that_does_not_answer_is_told_and_the_page_catches_up(bot: Agent, sits_down: SitsDown) -> None:

@@ -70,7 +70,7 @@ def _load_list(request: HttpRequest) -> dict[str, Any]:
         caller, filters=filters, cursor=asked(request, "cursor").get("cursor"), limit=PAGE
     )
     query = request.GET.copy()
-    for name in ("state", "cursor"):
+    for name in ("state", "wait", "cursor"):
         query.pop(name, None)
     return {
         **frame(request),
@@ -109,11 +109,10 @@ def delivery_list(request: HttpRequest) -> HttpResponse:
 @require_safe
 def delivery_list_live(request: HttpRequest) -> HttpResponse:
     """What changed of the list since the state that the page holds."""
-    context = _load_list(request)
     return live.answer(
         request,
-        key=_list_key(context),
-        make=lambda: live.render_regions(request, LIST_REGIONS, context),
+        key=lambda: _list_key(_load_list(request)),
+        make=lambda: live.render_regions(request, LIST_REGIONS, _load_list(request)),
         said=gettext("The list was updated."),
     )
 
@@ -154,11 +153,10 @@ def delivery_page(request: HttpRequest, delivery_id: Any) -> HttpResponse:
 @require_safe
 def delivery_live(request: HttpRequest, delivery_id: Any) -> HttpResponse:
     """What changed of it since the state that the page holds."""
-    context = _load_one(request, delivery_id)
     return live.answer(
         request,
-        key=_one_key(context),
-        make=lambda: live.render_regions(request, PAGE_REGIONS, context),
+        key=lambda: _one_key(_load_one(request, delivery_id)),
+        make=lambda: live.render_regions(request, PAGE_REGIONS, _load_one(request, delivery_id)),
         said=gettext("This delivery has changed."),
     )
 

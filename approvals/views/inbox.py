@@ -61,7 +61,7 @@ def _query(request: HttpRequest, scope: str) -> str:
     """The address as it is kept: with the scope, so that the list under somebody's eyes never becomes another one."""
     query = request.GET.copy()
     query["scope"] = scope
-    for name in ("state", "cursor"):
+    for name in ("state", "wait", "cursor"):
         query.pop(name, None)
     return query.urlencode()
 

@@ -50,6 +50,16 @@ class Tick:
 
 def silent_ticks() -> list[str]:
     """The names of ticks that ended without a word, or hang. One of this `up` is missed as soon as its process is."""
+    return [name for name, here, lives in _ticks() if not lives]
+
+
+def ticks_here() -> int:
+    """How many ticks of this `up` go on."""
+    return sum(here and lives for _, here, lives in _ticks())
+
+
+def _ticks() -> list[tuple[str, bool, bool]]:
+    """(name, of this `up`, still going on) of each tick that has not ended by itself."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT name, (detail->>'pid')::int, at < clock_timestamp() - make_interval(secs => %s)"
@@ -58,7 +68,8 @@ def silent_ticks() -> list[str]:
         )
         rows = cursor.fetchall()
     ours = f"tick@{node()}#"
-    return [name for name, pid, silent in rows if silent or (name.startswith(ours) and not _lives(pid))]
+    found = ((name, name.startswith(ours), pid, silent) for name, pid, silent in rows)
+    return [(name, here, not silent and (not here or _lives(pid))) for name, here, pid, silent in found]
 
 
 def _lives(pid: int) -> bool:

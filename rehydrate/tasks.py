@@ -17,12 +17,16 @@ log = logging.getLogger(__name__)
 
 TICK_LASTS = 125.0
 """Seconds: one starts every minute, so that two go on at any time: on two cores, and a killed one leaves no gap."""
+TICKS = 2
+"""How many of them are wanted. Of more than one above that the last to come leaves: a worker is kept free."""
 SENDER_LASTS = 95.0
 """Seconds, after which it waits for what is under way."""
 
 
 def tick() -> None:
     """Does what is due, again and again, for the length of a tick or until the supervisor stops."""
+    if pulse.ticks_here() > TICKS:
+        return
     me = pulse.Tick()
     end = time.monotonic() + TICK_LASTS
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -27,10 +27,11 @@ PATIENCE = 120.0
 class Up:
     """One `manage.py up`. What it prints is read all the time; `wait_for` returns the first line that matches."""
 
-    def __init__(self, folder: Path, *words: str, **environment: str) -> None:
+    def __init__(self, folder: Path, *words: str, inside: Sequence[str] = (), **environment: str) -> None:
         self.folder = folder
+        self.environment = environment
         self.process = subprocess.Popen(
-            [sys.executable, "manage.py", "up", "--data", str(folder), *words],
+            [*inside, sys.executable, "manage.py", "up", "--data", str(folder), *words],
             cwd=ROOT, env=clean_environment(**environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self.lines: list[str] = []
@@ -66,7 +67,7 @@ class Up:
 
     def manage(self, *words: str) -> str:
         """Another command, which finds the same database by the same variable."""
-        environment = clean_environment(REHYDRATE_DATA=str(self.folder))
+        environment = clean_environment(REHYDRATE_DATA=str(self.folder), **self.environment)
         done = subprocess.run(
             [sys.executable, "manage.py", *words],
             cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE,

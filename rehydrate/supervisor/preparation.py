@@ -28,6 +28,7 @@ from rehydrate.data import DataFolderError, write_private
 from rehydrate.flowfile import parse
 from rehydrate.models import Flow, Workspace
 from rehydrate.node import queue
+from rehydrate.tasks import TICKS
 
 OWN_APPS = {"rehydrate", "approvals", "audit"}
 ADMINISTRATOR = "admin"
@@ -75,7 +76,10 @@ def schedule_ticks() -> None:
     """Each minute a tick starts on this `up`'s cluster that does nothing else, and a sender; the first ones at once."""
     # What an earlier one left in the queue would start ticks that nobody needs.
     OrmQ.objects.filter(key=queue("ticks")).delete()
-    for name, func, at_once in (("tick", "rehydrate.tasks.tick", 2), ("deliver", "rehydrate.tasks.start_deliver", 1)):
+    for name, func, at_once in (
+        ("tick", "rehydrate.tasks.tick", TICKS),
+        ("deliver", "rehydrate.tasks.start_deliver", 1),
+    ):
         Schedule.objects.update_or_create(
             name=queue(name),
             defaults={

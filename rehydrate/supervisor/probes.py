@@ -15,8 +15,10 @@ from rehydrate.node import queue
 from rehydrate.postgres import Embedded
 
 TIMEOUT = 3.0
-NO_TICK = 3.0
-"""Seconds without a tick, which shows itself every second, after which another one is started."""
+ASK_EVERY, ASK_AGAIN = 3.0, 5.0
+"""Seconds after which a cluster is asked again: after its answer, and without one. A tick that was started shows itself
+well within the latter.
+"""
 
 
 class NoAnswerError(Exception):
@@ -50,32 +52,35 @@ def postgres_answers(server: Embedded) -> Callable[[], None]:
     return probe
 
 
-def cluster_works(cluster: str, *, ask_again: float = 5, ticks: bool = False) -> Callable[[], None]:
+def cluster_works(cluster: str, *, ticks: int = 0) -> Callable[[], None]:
     """Well when a task handed to the cluster was carried out: a hung cluster looks alive in every other way.
 
-    Asks again only after an answer, or after `ask_again` seconds, when the question may have been lost with a worker.
-    With `ticks` it also starts a tick where none goes on: the schedule would do so within a minute.
+    Asks again some seconds after an answer, or when the question may have been lost with a worker. With `ticks` it also
+    starts as many as are missing of them: the schedule would do so within a minute.
     """
-    asked_at: float | None = None
-    started_at = 0.0
-    last = 0
+    asked_at = 0.0
+    started_at = time.monotonic()
+    last: int | None = None
+    answered = False
 
     def probe() -> None:
-        nonlocal asked_at, last, started_at
+        nonlocal asked_at, started_at, last, answered
         try:
             close_old_connections()
             beats = pulse.beats(cluster)
-            first = asked_at is None
-            answered = not first and beats != last
-            if first or answered or time.monotonic() - (asked_at or 0) > ask_again:
+            answered = answered or (last is not None and beats != last)
+            since = time.monotonic() - asked_at
+            if last is None or since > (ASK_EVERY if answered else ASK_AGAIN):
                 async_task("rehydrate.tasks.beat", cluster, cluster=queue(cluster), group="beat")
-                asked_at, last = time.monotonic(), beats
-            if ticks and time.monotonic() - started_at > ask_again:
-                silent = pulse.seconds_since_tick(here=True)
-                if silent is None or silent > NO_TICK:
+                well = answered
+                asked_at, last, answered = time.monotonic(), beats, False
+            else:
+                well = answered
+            if ticks and time.monotonic() - started_at > ASK_AGAIN and (missing := ticks - pulse.ticks_here()) > 0:
+                for _ in range(missing):
                     async_task("rehydrate.tasks.tick", cluster=queue(cluster), group="tick")
-                    started_at = time.monotonic()
-            if not answered:
+                started_at = time.monotonic()
+            if not well:
                 raise NoAnswerError("a task that it was handed was not carried out")
         finally:
             connection.close()

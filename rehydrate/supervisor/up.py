@@ -18,7 +18,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from rehydrate import data, dsn, ops, postgres
+from rehydrate import data, dsn, ops, postgres, tasks
 from rehydrate.node import queue
 from rehydrate.supervisor import preparation, probes
 from rehydrate.supervisor.service import Service, say
@@ -224,8 +224,8 @@ def _clusters() -> list[Service]:
             name=name,
             command=_manage("qcluster"),
             environment={"Q_CLUSTER_NAME": queue(name)},
-            probe=probes.cluster_works(name, ticks=name == "ticks"),
-            probe_every=3,
+            probe=probes.cluster_works(name, ticks=tasks.TICKS if name == "ticks" else 0),
+            probe_every=1,
             patience=patience,
             stop_within=5,
             directory=str(data.ROOT),

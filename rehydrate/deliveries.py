@@ -47,7 +47,8 @@ def aim(workspace: Workspace, flow: str, url: str | None) -> tuple[str | None, s
         secret = webhooks.new_secret()
         fresh = {
             **dict.fromkeys(("previous_secret", "previous_until", "switched_off_at", "switched_off_why")),
-            "url": url, "secret": _sealed(secret), "failures": 0, "quiet_until": None, "answered_at": None,
+            **dict.fromkeys(("quiet_until", "answered_at", "last_seconds")),
+            "url": url, "secret": _sealed(secret), "failures": 0,
         }  # fmt: skip
         Endpoint.objects.update_or_create(workspace=workspace, flow=flow, defaults=fresh)
         return f"delivers to {url}", secret
@@ -75,7 +76,7 @@ def _withdraw(endpoint: Endpoint) -> int:
 def _start_afresh(endpoint: Endpoint, now: dt.datetime) -> None:
     """The receiver is another one, or is well again: what is pending has its three days anew, beginning now."""
     Endpoint.objects.filter(pk=endpoint.pk).update(
-        switched_off_at=None, switched_off_why=None, failures=0, quiet_until=None
+        switched_off_at=None, switched_off_why=None, failures=0, quiet_until=None, last_seconds=None
     )
     Delivery.objects.filter(endpoint=endpoint, status="pending", sending=False).update(since=now, next_at=now)
     _tell()
@@ -124,7 +125,7 @@ class Job:
     number: int
     endpoint: UUID
     since: dt.datetime
-    receiver_fails: bool
+    slow: bool
     message: webhooks.Message
 
 
@@ -138,7 +139,7 @@ FOR NO KEY UPDATE SKIP LOCKED
 """
 # Counted in a statement after the lock: one that waits for nothing still sees only what was there when it began.
 _COUNTS: Final = """
-SELECT e.id, e.failures, n.now,
+SELECT e.id, e.failures, e.last_seconds, n.now,
   (SELECT count(*) FROM rehydrate_delivery d WHERE d.endpoint_id = e.id AND d.sending AND d.next_at > n.now),
   (SELECT count(*) FROM (SELECT 1 FROM rehydrate_delivery d WHERE d.endpoint_id = e.id AND d.status = 'pending'
      AND d.next_at <= n.now LIMIT %(most)s) x)
@@ -164,7 +165,7 @@ FROM taken t JOIN rehydrate_run r ON r.id = t.run_id JOIN rehydrate_endpoint e O
 """
 
 
-def claim(*, free: int, free_for_failing: int) -> list[Job]:
+def claim(*, free: int, free_for_slow: int) -> list[Job]:
     """Up to `free` attempts that are due, fairly among receivers, each counted and leased to whoever asked.
 
     However many senders ask at once: no attempt is given to two, and no receiver gets more than its share.
@@ -177,25 +178,25 @@ def claim(*, free: int, free_for_failing: int) -> list[Job]:
         locked = [row[0] for row in cursor.fetchall()]
         if not locked:
             return []
-        cursor.execute(_COUNTS, {"moved": moved, "ids": locked, "most": delivering.AT_ONCE})
+        cursor.execute(_COUNTS, {"moved": moved, "ids": locked, "most": max(delivering.AT_ONCE.values())})
         counted = cursor.fetchall()
         if not counted:
             return []
-        now = counted[0][2]
+        now = counted[0][3]
         receivers = [
-            delivering.Receiver(id=str(id_), busy=busy, due=due, failures=failures)
-            for id_, failures, _, busy, due in counted
+            delivering.Receiver(id=str(id_), busy=busy, due=due, pace=delivering.pace(failures, seconds))
+            for id_, failures, seconds, _, busy, due in counted
         ]
-        shares = delivering.share(receivers, free=free, free_for_failing=free_for_failing)
+        shares = delivering.share(receivers, free=free, free_for_slow=free_for_slow)
         if not shares:
             return []
         given = {"ids": [UUID(id_) for id_ in shares], "rooms": list(shares.values()), "now": now, "lease": LEASE}
         cursor.execute(_TAKE, given)
-        failing = {UUID(receiver.id) for receiver in receivers if receiver.failures}
-        return [_job(row, now, failing) for row in cursor.fetchall()]
+        slow = {UUID(receiver.id) for receiver in receivers if receiver.pace != "quick"}
+        return [_job(row, now, slow) for row in cursor.fetchall()]
 
 
-def _job(row: tuple[Any, ...], now: dt.datetime, failing: set[UUID]) -> Job:
+def _job(row: tuple[Any, ...], now: dt.datetime, slow: set[UUID]) -> Job:
     id_, number, endpoint, since, type_, at, status, version, run, flow, external_id, url, *sealed = row
     said = {
         "type": type_,
@@ -211,7 +212,7 @@ def _job(row: tuple[Any, ...], now: dt.datetime, failing: set[UUID]) -> Job:
         number=number,
         endpoint=endpoint,
         since=since,
-        receiver_fails=endpoint in failing,
+        slow=endpoint in slow,
         message=webhooks.Message(
             id=str(id_),
             url=url,
@@ -222,8 +223,53 @@ def _job(row: tuple[Any, ...], now: dt.datetime, failing: set[UUID]) -> Job:
     )
 
 
+_TAKEN: Final = """
+WITH o AS (
+  SELECT * FROM jsonb_to_recordset(%(taken)s::jsonb) AS x(delivery uuid, number int, endpoint uuid, url text,
+    seconds float8, status int, answer text)),
+tried AS (
+  UPDATE rehydrate_deliveryattempt a SET seconds = o.seconds, status = o.status, answer = o.answer
+  FROM o WHERE a.delivery_id = o.delivery AND a.number = o.number),
+receivers AS (
+  UPDATE rehydrate_endpoint e SET failures = 0, quiet_until = NULL, answered_at = %(now)s, last_seconds = o.seconds
+  FROM (SELECT endpoint, url, max(seconds) AS seconds FROM o GROUP BY 1, 2) o WHERE e.id = o.endpoint AND e.url = o.url)
+UPDATE rehydrate_delivery d SET status = 'delivered', closed_at = %(now)s, sending = FALSE, last_status = o.status,
+  last_error = NULL
+FROM (SELECT DISTINCT ON (delivery) delivery, status FROM o ORDER BY delivery, number DESC) o
+WHERE d.id = o.delivery AND d.status <> 'delivered'
+"""
+
+
+def record_taken(done: list[tuple[Job, Outcome]]) -> None:
+    """Attempts that were answered with a yes, all in one: that always counts, however late it comes."""
+    taken = [
+        {
+            "delivery": str(job.delivery),
+            "number": job.number,
+            "endpoint": str(job.endpoint),
+            "url": job.message.url,
+            "seconds": round(outcome.seconds, 3),
+            "status": outcome.status,
+            "answer": outcome.answer,
+        }
+        for job, outcome in done
+    ]
+    ids = [job.endpoint for job, _ in done]
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT clock_timestamp() + %s::interval FROM rehydrate_endpoint WHERE id = ANY(%s) ORDER BY id"
+            " FOR NO KEY UPDATE",
+            [clock.interval(), ids],
+        )
+        now = max(row[0] for row in cursor.fetchall())
+        cursor.execute(_TAKEN, {"taken": msgspec.json.encode(taken).decode(), "now": now})
+
+
 def record(job: Job, outcome: Outcome) -> None:
-    """What came of an attempt. A receiver's yes always counts, anything else only of the latest one."""
+    """What came of an attempt. Anything but a yes counts only of the latest one."""
+    if outcome.taken:
+        record_taken([(job, outcome)])
+        return
     with transaction.atomic():
         endpoint = Endpoint.objects.select_for_update(no_key=True).get(pk=job.endpoint)
         now = clock.now()
@@ -237,13 +283,6 @@ def record(job: Job, outcome: Outcome) -> None:
             answer=outcome.answer,
         )
         said = {"sending": False, "last_status": outcome.status, "last_error": outcome.error}
-        if outcome.taken:
-            Delivery.objects.filter(Q(pk=job.delivery) & ~Q(status="delivered")).update(
-                status="delivered", closed_at=now, **said
-            )
-            if endpoint.url == job.message.url:
-                Endpoint.objects.filter(pk=endpoint.pk).update(failures=0, quiet_until=None, answered_at=now)
-            return
         mine = Delivery.objects.filter(pk=job.delivery, status="pending", attempts=job.number)
         if endpoint.url != job.message.url:  # the flow names another by now, which knows nothing of this
             mine.update(since=now, next_at=now, **said)
@@ -277,7 +316,9 @@ def _refused(endpoint: Endpoint, job: Job, outcome: Outcome, now: dt.datetime) -
     asked = delivering.retry_after(outcome.retry_after, now) if outcome.status in (429, 503) else None
     rest = max(delivering.quiet(endpoint.failures + 1), min(asked or 0.0, delivering.LONGEST_PAUSE))
     until = max(endpoint.quiet_until or now, now + dt.timedelta(seconds=rest))
-    Endpoint.objects.filter(pk=endpoint.pk).update(failures=F("failures") + 1, quiet_until=until)
+    Endpoint.objects.filter(pk=endpoint.pk).update(
+        failures=F("failures") + 1, quiet_until=until, last_seconds=outcome.seconds
+    )
 
 
 def _note_given_up(endpoint: Endpoint, deliveries: list[UUID]) -> None:

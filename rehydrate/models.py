@@ -616,6 +616,7 @@ class Endpoint(models.Model):
     switched_off_at = models.DateTimeField(null=True)
     switched_off_why = models.CharField(max_length=200, null=True)
     failures = models.PositiveIntegerField(default=0)  # attempts in a row that failed
+    last_seconds = models.FloatField(null=True)  # what its last attempt took: a slow one gets fewer at once
     quiet_until = models.DateTimeField(null=True)  # nothing is sent before: it asked for that, or it keeps failing
     answered_at = models.DateTimeField(null=True)  # when it took a delivery last
     created_at = models.DateTimeField(db_default=Now())
@@ -648,8 +649,9 @@ class Delivery(models.Model):
         WITHDRAWN = "withdrawn"  # from pending: the flow names no receiver any more
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    endpoint = models.ForeignKey(Endpoint, on_delete=models.PROTECT, related_name="deliveries")
-    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="deliveries")
+    # Each has an index below that begins with it.
+    endpoint = models.ForeignKey(Endpoint, on_delete=models.PROTECT, related_name="deliveries", db_index=False)
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="deliveries", db_index=False)
     type = models.CharField(max_length=20, choices=Type)
     subject = models.CharField(max_length=200, default="")  # the key of the wait that was opened
     run_status = models.CharField(max_length=20)
@@ -681,8 +683,12 @@ class Delivery(models.Model):
             models.Index(fields=["endpoint"], condition=Q(sending=True), name="delivery_sending"),
             # the list, newest first
             models.Index(fields=["endpoint", "-at", "-id"], name="delivery_newest"),
-            # the alarm: what was given up
-            models.Index(fields=["endpoint", "closed_at"], condition=Q(status="given_up"), name="delivery_given_up"),
+            # the list and the alarm: the few that were not taken, among the many that were
+            models.Index(
+                fields=["endpoint", "-at", "-id"],
+                condition=Q(status__in=["given_up", "withdrawn"]),
+                name="delivery_not_taken",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -692,7 +698,7 @@ class Delivery(models.Model):
 class DeliveryAttempt(models.Model):
     """One try to hand a delivery over. Written before it is made: without an outcome, its sender died over it."""
 
-    delivery = models.ForeignKey(Delivery, on_delete=models.PROTECT, related_name="tries")
+    delivery = models.ForeignKey(Delivery, on_delete=models.PROTECT, related_name="tries", db_index=False)
     number = models.PositiveIntegerField()
     url = models.TextField()
     started_at = models.DateTimeField()

@@ -23,7 +23,7 @@ from rehydrate.webhooks import Message, Outcome
 
 log = logging.getLogger(__name__)
 
-#: Attempts side by side. Receivers that failed last get half of them at most, whatever their number.
+#: Attempts side by side. Receivers that fail or are slow get half of them at most, whatever their number.
 THREADS: Final = 32
 #: Seconds between two looks at what is due, when nothing says that there is more.
 LOOK_EVERY: Final = 5.0
@@ -84,7 +84,7 @@ def _until_due() -> float:
 def send_due(attempt: Attempt = attempt) -> int:
     """Makes every attempt that is due now, one after the other; how many. For tests and by hand."""
     count = 0
-    while jobs := deliveries.claim(free=THREADS, free_for_failing=THREADS):
+    while jobs := deliveries.claim(free=THREADS, free_for_slow=THREADS):
         for job in jobs:
             deliveries.record(job, attempt(job.message))
         count += len(jobs)
@@ -98,22 +98,20 @@ class _Sending:
         self._pool = pool
         self._attempt = attempt
         self._free = threads
-        self._free_for_failing = max(1, threads // 2)
-        self._failing: set[tuple[object, int]] = set()
+        self._free_for_slow = max(1, threads // 2)
+        self._slow: set[tuple[object, int]] = set()
         self._back: queue.SimpleQueue[tuple[Job, Outcome]] = queue.SimpleQueue()
         self._done: list[tuple[Job, Outcome]] = []
         self._under_way = 0
 
     def start(self) -> int:
         """Claims what fits and hands it to threads."""
-        jobs = deliveries.claim(
-            free=self._free - self._under_way, free_for_failing=self._free_for_failing - len(self._failing)
-        )
+        jobs = deliveries.claim(free=self._free - self._under_way, free_for_slow=self._free_for_slow - len(self._slow))
         claimed_at = time.monotonic()
         for job in jobs:
             self._under_way += 1
-            if job.receiver_fails:
-                self._failing.add((job.delivery, job.number))
+            if job.slow:
+                self._slow.add((job.delivery, job.number))
             self._pool.submit(self._make, job, claimed_at)
         return len(jobs)
 
@@ -131,13 +129,16 @@ class _Sending:
 
     def _over(self, back: tuple[Job, Outcome]) -> None:
         self._under_way -= 1
-        self._failing.discard((back[0].delivery, back[0].number))
+        self._slow.discard((back[0].delivery, back[0].number))
         self._done.append(back)
 
     def take_in(self) -> None:
         """Records what is over. What the database does not take now stays for the next time."""
         while not self._back.empty():
             self._over(self._back.get())
+        if taken := [back for back in self._done if back[1].taken]:
+            deliveries.record_taken(taken)
+            self._done = [back for back in self._done if not back[1].taken]
         while self._done:
             deliveries.record(*self._done[0])
             del self._done[0]

@@ -20,8 +20,10 @@ _LONGEST: Final = 4 * 3600.0
 #: A receiver may ask for a pause (429 and 503 with Retry-After), but for no longer than that.
 LONGEST_PAUSE: Final = 3600.0
 
-#: Attempts that one receiver is given at once; one that failed last gets a single one, until it takes it.
-AT_ONCE: Final = 4
+#: Attempts that one receiver is given at once while it answers quickly, slowly, or (yet) not at all.
+AT_ONCE: Final = {"quick": 8, "slow": 2, "untold": 1}
+#: Seconds beyond which an answer is slow.
+SLOW: Final = 2.0
 
 
 def body(delivery: dict[str, Any]) -> dict[str, Any]:
@@ -40,21 +42,31 @@ def body(delivery: dict[str, Any]) -> dict[str, Any]:
 
 
 class Receiver(Struct, frozen=True):
-    """A receiver for which something is due: its attempts under way, how many more are due, its failures in a row."""
+    """A receiver for which something is due: its attempts under way, and how many more are due."""
 
     id: str
     busy: int
     due: int
-    failures: int
+    pace: str = "quick"
 
 
-def share(receivers: list[Receiver], *, free: int, free_for_failing: int) -> dict[str, int]:
-    """How many attempts each receiver gets of the `free` ones: in turns, those that work before those that fail."""
+def pace(failures: int, seconds: float | None) -> str:
+    """How a receiver is to be treated after so many failures in a row, its last attempt having taken so long."""
+    if failures or seconds is None:
+        return "untold"
+    return "slow" if seconds > SLOW else "quick"
+
+
+def share(receivers: list[Receiver], *, free: int, free_for_slow: int) -> dict[str, int]:
+    """How many attempts each receiver gets of the `free` ones: in turns, the quick before all others.
+
+    Those others get `free_for_slow` at most: however many they are, the quick ones wait for none of them.
+    """
     given: dict[str, int] = {}
-    room = {r.id: min(r.due, max(0, (AT_ONCE if r.failures == 0 else 1) - r.busy)) for r in receivers}
-    for failing in (False, True):
-        left = min(free, free_for_failing) if failing else free
-        turn = [r.id for r in receivers if bool(r.failures) is failing]
+    room = {r.id: min(r.due, max(0, AT_ONCE[r.pace] - r.busy)) for r in receivers}
+    for quick in (True, False):
+        left = free if quick else min(free, free_for_slow)
+        turn = [r.id for r in receivers if (r.pace == "quick") is quick]
         while left > 0 and (turn := [id_ for id_ in turn if given.get(id_, 0) < room[id_]]):
             for id_ in turn[:left]:
                 given[id_] = given.get(id_, 0) + 1

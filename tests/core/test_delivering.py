@@ -15,6 +15,7 @@ from rehydrate.core.delivering import (
     Receiver,
     backoff,
     next_try,
+    pace,
     quiet,
     retry_after,
     share,
@@ -69,16 +70,21 @@ def test_one_that_keeps_failing_is_left_alone_for_a_minute_at_most() -> None:
 
 
 def test_receivers_take_turns() -> None:
-    receivers = [Receiver(str(n), busy=0, due=4, failures=0) for n in range(3)]
-    assert share(receivers, free=5, free_for_failing=5) == {"0": 2, "1": 2, "2": 1}
+    receivers = [Receiver(str(n), busy=0, due=4) for n in range(3)]
+    assert share(receivers, free=5, free_for_slow=5) == {"0": 2, "1": 2, "2": 1}
 
 
 def test_one_that_fails_gets_one_attempt_and_all_of_those_together_only_part() -> None:
-    failing = [Receiver(f"f{n}", busy=0, due=4, failures=1) for n in range(20)]
-    well = Receiver("well", busy=1, due=4, failures=0)
-    given_ = share([*failing, well], free=32, free_for_failing=10)
-    assert given_.pop("well") == AT_ONCE - 1
+    failing = [Receiver(f"f{n}", busy=0, due=4, pace="untold") for n in range(20)]
+    well = Receiver("well", busy=1, due=40)
+    given_ = share([*failing, well], free=32, free_for_slow=10)
+    assert given_.pop("well") == AT_ONCE["quick"] - 1
     assert list(given_.values()) == [1] * 10
+
+
+def test_one_that_is_new_fails_or_is_slow_is_treated_with_care() -> None:
+    assert [pace(0, None), pace(1, 0.1), pace(0, 2.1), pace(0, 0.1)] == ["untold", "untold", "slow", "quick"]
+    assert AT_ONCE["untold"] < AT_ONCE["slow"] < AT_ONCE["quick"]
 
 
 _receivers = st.lists(
@@ -87,7 +93,7 @@ _receivers = st.lists(
         id=st.uuids().map(str),
         busy=st.integers(0, 6),
         due=st.integers(0, 4),
-        failures=st.integers(0, 3),
+        pace=st.sampled_from(sorted(AT_ONCE)),
     ),
     max_size=30,
     unique_by=lambda r: r.id,
@@ -96,12 +102,13 @@ _receivers = st.lists(
 
 @given(receivers=_receivers, free=st.integers(0, 40), part=st.integers(-3, 40))
 def test_nobody_gets_more_than_there_is(receivers: list[Receiver], free: int, part: int) -> None:
-    given_ = share(receivers, free=free, free_for_failing=part)
+    given_ = share(receivers, free=free, free_for_slow=part)
     assert sum(given_.values()) <= free
     for r in receivers:
         assert given_.get(r.id, 0) <= r.due
-        assert given_.get(r.id, 0) + r.busy <= max(AT_ONCE if r.failures == 0 else 1, r.busy)
-    assert sum(given_.get(r.id, 0) for r in receivers if r.failures) <= max(part, 0)
+        assert given_.get(r.id, 0) + r.busy <= max(AT_ONCE[r.pace], r.busy)
+    assert sum(given_.get(r.id, 0) for r in receivers if r.pace != "quick") <= max(part, 0)
     # Nothing is left unused that somebody could have had.
-    wanting = [r for r in receivers if not r.failures and given_.get(r.id, 0) < min(r.due, AT_ONCE - r.busy)]
+    quick = [r for r in receivers if r.pace == "quick"]
+    wanting = [r for r in quick if given_.get(r.id, 0) < min(r.due, AT_ONCE["quick"] - r.busy)]
     assert not wanting or sum(given_.values()) == free

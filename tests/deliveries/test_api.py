@@ -132,10 +132,10 @@ def test_what_was_given_up_has_three_days_anew(world: World, run: Run, receiver:
 
 def test_what_is_being_sent_is_left_as_it_is(world: World, run: Run) -> None:
     dave = world.person("dave")
-    (job,) = deliveries.claim(free=1, free_for_failing=1)
+    (job,) = deliveries.claim(free=1, free_for_slow=1)
     sent = dave.post(f"/deliveries/{job.delivery}/resend").ok()
     assert (sent["sending"], sent["attempt"], sent["next_try_at"]) == (True, 1, None)
-    assert deliveries.claim(free=1, free_for_failing=1) == []
+    assert deliveries.claim(free=1, free_for_slow=1) == []
     assert not AdminEvent.objects.filter(act="delivery.resent").exists()
 
 

@@ -8,6 +8,7 @@ import struct
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -162,3 +163,28 @@ def test_a_link_covers_the_one_before_and_all_of_its_own() -> None:
         ),
     ]
     assert len({event_hash(GENESIS, **LINK), *others}) == len(others) + 1
+
+
+_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(_json)
+def test_the_quick_way_writes_what_the_reference_writes(value: Any) -> None:
+    assert canonical(value) == rfc8785.dumps(value)
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**53), 10**30])
+def test_a_number_that_is_not_exact_is_refused_the_quick_way_too(number: int) -> None:
+    with pytest.raises(rfc8785.IntegerDomainError):
+        canonical({"a": [number]})

@@ -1,7 +1,4 @@
-"""Which run an agent may claim next: found with SKIP LOCKED, so that no two look at the same one.
-
-The lease is the ledger's.
-"""
+"""Which run an agent may claim next, and which runs are overdue. The lease is the ledger's."""
 
 from typing import Any, Final
 
@@ -10,29 +7,27 @@ from django.db import connection
 
 from rehydrate import clock
 from rehydrate.core.commands import AgentInfo
+from rehydrate.loading import Pick
 
 
-def next_claimable(
-    workspace: str, flows: tuple[str, ...] | None, agent: AgentInfo | None, passed: list[str]
-) -> str | None:
-    """The id of the longest ready run of these flows (None: of all), locked; without those passed over."""
-    reads = [agent.version, *agent.reads] if agent is not None and (agent.version or agent.reads) else None
-    named: list[Any] = [list(flows)] if flows is not None else []
-    versions: list[Any] = []
-    if reads is not None:
-        versions = [[r for r in reads if r is not None], not (agent and agent.reads)]
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT id FROM rehydrate_run"
-            " WHERE workspace_id = %s AND status IN ('ready', 'compensating') AND lease_expires_at IS NULL"
-            " AND (retry_at IS NULL OR retry_at <= clock_timestamp() + %s::interval)"
-            + (" AND flow = ANY(%s)" if flows is not None else "")
-            + (" AND (agent->>'version' IS NULL OR agent->>'version' = ANY(%s) OR %s)" if reads is not None else "")
-            + " AND NOT id = ANY(%s::uuid[]) ORDER BY ready_since, id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED",
-            [workspace, clock.interval(), *named, *versions, passed],
-        )
-        row = cursor.fetchone()
-    return str(row[0]) if row else None
+def next_claimable(workspace: str, flows: tuple[str, ...] | None, agent: AgentInfo | None, passed: list[str]) -> Pick:
+    """Picks the longest ready run of these flows (None: of all); not one of those passed over."""
+    where = ""
+    given: dict[str, Any] = {"workspace": workspace, "passed": passed}
+    if flows is not None:
+        where += " AND c.flow = ANY(%(flows)s)"
+        given["flows"] = list(flows)
+    if agent is not None and (agent.version or agent.reads):
+        where += " AND (c.agent->>'version' IS NULL OR c.agent->>'version' = ANY(%(versions)s)"
+        where += ")" if agent.reads else " OR true)"
+        given["versions"] = [version for version in (agent.version, *agent.reads) if version is not None]
+    return Pick(
+        "(SELECT c.id FROM rehydrate_run c"
+        " WHERE c.workspace_id = %(workspace)s AND c.status IN ('ready', 'compensating') AND c.lease_expires_at IS NULL"
+        " AND (c.retry_at IS NULL OR c.retry_at <= clock_timestamp() + %(offset)s::interval)"
+        f"{where} AND NOT c.id = ANY(%(passed)s::uuid[]) ORDER BY c.ready_since, c.id LIMIT 1)",
+        given,
+    )
 
 
 #: As a value of its own, which an index on the due time can use: a function that changes within a statement it cannot.

@@ -25,6 +25,8 @@ from rehydrate.webhooks import Outcome
 
 Json = dict[str, Any]
 
+#: Of its own: threads that draw from the shared one would make what others draw from it another.
+_dice = random.SystemRandom()
 #: Seconds after which a sender that said nothing is taken for dead, and its attempt is made again: longer than an
 #: attempt and a slow name server take together. It grows with the attempts: it may be the message that kills.
 LEASE: Final = 60
@@ -296,7 +298,7 @@ def record(job: Job, outcome: Outcome) -> None:
             attempts=job.number,
             since=job.since,
             now=now,
-            luck=random.random(),  # noqa: S311 - it spreads load, and guards nothing
+            luck=_dice.random(),
             pause=pause,
         )
         if again is not None:

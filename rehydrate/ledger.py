@@ -27,7 +27,8 @@ from rehydrate.core.verdict import NeedsAllEffects
 from rehydrate.ids import uuid7
 from rehydrate.loading import Ground, Loaded
 from rehydrate.models import Signal, Wait, Workspace
-from rehydrate.projections import Change, Overtaken
+from rehydrate.projections import Change
+from rehydrate.projections import Overtaken as Overtaken  # what callers of `change` may have to heed
 
 R = TypeVar("R")
 Json = dict[str, Any]
@@ -35,7 +36,7 @@ Json = dict[str, Any]
 Work = Callable[[Draft], R]
 #: Locks runs within a transaction and gives their ids.
 Locker = Callable[[], list[str]]
-Lock = Literal["unless alone", "taken", "held"]
+Lock = Literal["if overtaken", "taken", "never"]
 
 
 class NeedsLock(Exception):
@@ -51,7 +52,7 @@ def change(
     check: Callable[[Run], None] | None = None,
     rescue: Callable[[Draft, Refusal], None] | None = None,
     keep: Callable[[Draft], list[Json]] | None = None,
-    lock: Lock = "unless alone",
+    lock: Lock = "if overtaken",
     **reading: Any,
 ) -> tuple[R, Draft]:
     """Do `work` on a run and commit it with its events. Raises the Refusal of `work`, after recording what matters.
@@ -59,13 +60,15 @@ def change(
     `check` looks at the run before anything happens (walls, roles) and raises; `rescue` records what is kept of a
     refused batch (receipts); `keep` gives the rows of opaque state that belong to what was decided; `reading` says what
     of the run is read (see `loading.load_runs`). `work` may be carried out more than once. `lock` says that the run is
-    to be locked from the start, since `work` writes more than the run; or that the caller's transaction holds it.
+    to be locked from the start, since `work` writes more than the run; or never, and `Overtaken` is for the caller.
     """
     step = partial(
         _change, work=work, actor=actor, operation=operation, check=check, rescue=rescue, keep=keep, reading=reading
     )
-    if connection.in_atomic_block:
-        result, draft, refused = step(run_id, lock=lock != "held")
+    if lock == "never":
+        result, draft, refused = step(run_id, lock=False)
+    elif connection.in_atomic_block:
+        result, draft, refused = step(run_id, lock=True)
     else:
         try:
             if lock == "taken":
@@ -110,7 +113,7 @@ def _read(run_id: str, *, lock: bool, reading: dict[str, Any]) -> Loaded:
     if lock and reading.get("by_wait"):
         run_id = str(Wait.objects.filter(pk=run_id).values_list("run_id", flat=True).first() or run_id)
         reading = {**reading, "by_wait": False}
-    for loaded in loading.load_runs([run_id], lock=lock, **{"full": True, **reading}).values():
+    for loaded in loading.load_runs([run_id] if run_id else [], lock=lock, **{"full": True, **reading}).values():
         return loaded
     raise not_found("wait" if "by_wait" in reading else "run")
 

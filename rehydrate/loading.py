@@ -132,8 +132,17 @@ _HISTORY: Final = """,
 """
 
 
+class Pick(Struct, frozen=True):
+    """A run that is not known yet: an expression for its id, and its parameters by name."""
+
+    sql: str
+    params: dict[str, Any]
+
+
 @lru_cache
-def _reading(*, one: bool, full: bool, people: bool, history: bool, by_wait: bool, named: frozenset[str]) -> str:
+def _reading(
+    *, pick: str, one: bool, full: bool, people: bool, history: bool, by_wait: bool, named: frozenset[str]
+) -> str:
     """The statement that reads runs with what is asked for. What is not is not in its text: plans stay simple."""
     waits = ["w.status = 'open'", "w.pause = r.pause"]
     waits += [f"w.{column} = ANY(%({name})s)" for name, column in _NAMED_WAITS.items() if name in named]
@@ -149,7 +158,7 @@ def _reading(*, one: bool, full: bool, people: bool, history: bool, by_wait: boo
     ]
     some_waits, some_effects = ("", "") if full else (f"AND ({' OR '.join(each)})" for each in (waits, effects))
     asked = f", ({PEOPLE} r.workspace_id)" if people else ""
-    which = "%(id)s" if one else "ANY(%(ids)s)"
+    which = pick or ("%(id)s" if one else "ANY(%(ids)s)")
     if by_wait:
         which = f"ANY(ARRAY(SELECT w.run_id FROM rehydrate_wait w WHERE w.id = {which}))"
     return f"""
@@ -172,6 +181,7 @@ def load_runs(
     people: bool = False,
     history: bool = False,
     by_wait: bool = False,
+    pick: Pick | None = None,
     keys: Iterable[str] = (),
     wait_keys: Iterable[str] = (),
     wait_ids: Iterable[str] = (),
@@ -182,9 +192,9 @@ def load_runs(
     The lock comes first and the rest in a statement of its own: a statement that waited for a lock still reads other
     tables as they were before it waited. Without a lock all of it is one statement, which sees one moment. `people`
     brings those who may decide, `history` all references and decisions and the latest checkpoint's opaque state.
-    `by_wait`: the ids are those of waits, and their runs are meant.
+    `by_wait`: the ids are those of waits, and their runs are meant; `pick` finds the run in the same statement.
     """
-    if not ids:
+    if not ids and pick is None:
         return {}
     uuids = [UUID(run_id) for run_id in ids]
     given: dict[str, Any] = {
@@ -194,6 +204,7 @@ def load_runs(
         "wait_ids": [UUID(wait_id) for wait_id in wait_ids],
     }
     statement = _reading(
+        pick=pick.sql if pick is not None else "",
         one=len(uuids) == 1,
         full=full,
         people=people,
@@ -201,10 +212,11 @@ def load_runs(
         by_wait=by_wait,
         named=frozenset() if full else frozenset(name for name, values in given.items() if values),
     )
+    where: dict[str, Any] = pick.params if pick is not None else {"id": uuids[0], "ids": uuids}
     with connection.cursor() as cursor:
         if lock:
             cursor.execute(_LOCK, [uuids])
-        cursor.execute(statement, {**given, "id": uuids[0], "ids": uuids, "offset": clock.interval()})
+        cursor.execute(statement, {**given, **where, "offset": clock.interval()})
         rows = cursor.fetchall()
     loaded: dict[str, Loaded] = {}
     for row, now, number, waits, effects, *more in rows:

@@ -4,7 +4,9 @@ Dicts in the contract's shapes.
 """
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
@@ -448,30 +450,40 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
     passed: list[str] = []
     caught_up = False
     while True:
-        run_id: str | None = None
-        try:
-            with transaction.atomic():
-                run_id = claims.next_claimable(workspace, flows, body.agent, passed)
-                if run_id is not None:
-                    found, draft = ledger.change(
-                        run_id,
-                        lambda draft: core.claim(draft, body),
-                        actor=caller.actor(),
-                        operation="claim",
-                        lock="held",
-                        history=True,
-                    )
-                    if found is not None:
-                        wakeups.served(wakeups.ready(workspace, draft.run.flow))
-                        return _envelope(draft, found)
-        except (OperationalError, InterfaceError):
-            raise
-        except Exception:
-            if run_id is None:
+        picked: list[str] = []
+        with _one_claims() as mine:
+
+            def work(draft: Draft, picked: list[str] = picked, mine: Mine = mine) -> verdict.Verdict | None:
+                picked[:] = [draft.run.id]
+                return core.claim(draft, body) if mine(draft.run.id) else None
+
+            try:
+                found, draft = ledger.change(
+                    "",
+                    work,
+                    actor=caller.actor(),
+                    operation="claim",
+                    lock="never",
+                    history=True,
+                    pick=claims.next_claimable(workspace, flows, body.agent, passed),
+                )
+            except ledger.Overtaken:
+                continue  # somebody else wrote it at the same instant: look again
+            except (OperationalError, InterfaceError):
                 raise
-            log.exception("run %s cannot be claimed", run_id)  # and holds up no other
-        if run_id is not None:
-            passed.append(run_id)
+            except Refusal as refusal:
+                if refusal.code != "not_found":
+                    raise
+            except Exception:
+                if not picked:
+                    raise
+                log.exception("run %s cannot be claimed", picked[0])  # and holds up no other
+            else:
+                if found is not None:
+                    wakeups.served(wakeups.ready(workspace, draft.run.flow))
+                    return _envelope(draft, found)
+        if picked:
+            passed += picked
             continue
         if caught_up:
             return None
@@ -479,6 +491,33 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
         if sweep.overdue(20, workspace=workspace, flows=flows) == 0:
             return None
         caught_up = True
+
+
+Mine = Callable[[str], bool]
+_claimed_now: set[str] = set()
+_claiming = threading.Lock()
+
+
+@contextmanager
+def _one_claims() -> Iterator[Mine]:
+    """Of this process's claims at one instant each run is for one: the others pass it over, instead of all deciding on
+    it for one of them to be first.
+    """
+    taken: list[str] = []
+
+    def mine(run_id: str) -> bool:
+        with _claiming:
+            if run_id in _claimed_now:
+                return False
+            _claimed_now.add(run_id)
+        taken.append(run_id)
+        return True
+
+    try:
+        yield mine
+    finally:
+        with _claiming:
+            _claimed_now.difference_update(taken)
 
 
 # -- signals

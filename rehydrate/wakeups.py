@@ -37,6 +37,8 @@ from rehydrate import claims, notices
 from rehydrate.notices import Kind
 
 log = logging.getLogger(__name__)
+#: Of its own: threads that draw from the shared one would make what others draw from it another.
+_dice = random.SystemRandom()
 
 T = TypeVar("T")
 Topic = tuple[str, ...]
@@ -132,7 +134,7 @@ class Ear:
         self._parked = True
         while not self._over:
             left = end - time.monotonic()
-            woken = self._flag.wait(max(0.0, min(left, random.uniform(*SELDOM))))  # noqa: S311 (no secret)
+            woken = self._flag.wait(max(0.0, min(left, _dice.uniform(*SELDOM))))
             if woken and not self._over:
                 self._listener._heed(self)
                 return True
@@ -352,7 +354,7 @@ class Listener:
                 with self._lock:
                     self._armed = frozenset()
             if not self.stopping:
-                self._pause(min(5.0, 0.05 * 2**failures) * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
+                self._pause(min(5.0, 0.05 * 2**failures) * _dice.uniform(0.5, 1.0))
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -410,7 +412,7 @@ class Listener:
         """A look on behalf of all agents that wait here; it also shows that the connection lives."""
         with self._lock:
             awaited = [(topic[1], topic[2]) for topic in self._ears if topic[0] == "ready"]
-        pause = random.uniform(*SWEEP)  # noqa: S311 (no secret)
+        pause = _dice.uniform(*SWEEP)
         if awaited:
             left, found = claims.awaited(conn, awaited, grace=GRACE)
             for workspace_id, flow in found:

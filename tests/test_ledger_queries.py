@@ -114,9 +114,9 @@ def test_leases(cast: Cast) -> None:
         run.heartbeat()
     with costs(2):
         run.release()
-    with costs(3, commits=1):
+    with costs(2):
         assert cast.claim() is not None
-    with costs(2, commits=2):
+    with costs(2, commits=1):
         assert cast.claim() is None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -81,13 +82,18 @@ def _start_afresh(endpoint: Endpoint, now: dt.datetime) -> None:
         switched_off_at=None, switched_off_why=None, failures=0, quiet_until=None, last_seconds=None
     )
     Delivery.objects.filter(endpoint=endpoint, status="pending", sending=False).update(since=now, next_at=now)
-    _tell()
+    _tell(_of_all(endpoint))
 
 
-def _tell(told: dict[notices.Kind, Any] | None = None) -> None:
-    """Senders (or whom else this is for) hear of it when it is committed."""
+def _tell(told: dict[notices.Kind, Any]) -> None:
+    """Whom it is for hears of it when it is committed."""
     with connection.cursor() as cursor:
-        cursor.execute(notices.tell(), [notices.parts(told or {notices.Kind.DELIVERY: None})])
+        cursor.execute(notices.tell(), [notices.parts(told)])
+
+
+def _of_all(endpoint: Endpoint) -> dict[notices.Kind, Any]:
+    """For senders, and for the pages of the receiver's workspace."""
+    return {notices.Kind.DELIVERY: None, notices.Kind.CHANGED: {str(endpoint.workspace_id): None}}
 
 
 def rotate(endpoint: Endpoint, *, overlap: dt.timedelta = OVERLAP, by: str = "command") -> str:
@@ -116,6 +122,14 @@ def _note(endpoint: Endpoint, act: str, *, by: str, channel: str = "command", **
     )
 
 
+def _shown(jobs: Iterable[Job]) -> dict[notices.Kind, Any]:
+    """For the pages of these runs, and those of their workspaces."""
+    runs: dict[str, list[str]] = {}
+    for job in jobs:
+        runs.setdefault(job.workspace, []).append(job.run)
+    return {notices.Kind.CHANGED: runs if sum(map(len, runs.values())) <= notices.NAMED_AT_MOST else None}
+
+
 # -- sending
 
 
@@ -126,6 +140,8 @@ class Job:
     delivery: UUID
     number: int
     endpoint: UUID
+    run: str
+    workspace: str
     since: dt.datetime
     slow: bool
     message: webhooks.Message
@@ -161,8 +177,9 @@ taken AS (
 tried AS (
   INSERT INTO rehydrate_deliveryattempt (delivery_id, number, url, started_at)
   SELECT t.id, t.attempts, e.url, %(now)s FROM taken t JOIN rehydrate_endpoint e ON e.id = t.endpoint_id)
-SELECT t.id, t.attempts, t.endpoint_id, t.since, t.type, t.at, t.run_status, t.run_version, t.run_id, r.flow,
-  r.external_id, e.url, e.secret, CASE WHEN e.previous_until > %(now)s THEN e.previous_secret END
+SELECT t.id, t.attempts, t.endpoint_id, t.since, t.type, t.at, t.run_status, t.run_version, t.run_id,
+  r.workspace_id, r.flow, r.external_id, e.url, e.secret,
+  CASE WHEN e.previous_until > %(now)s THEN e.previous_secret END
 FROM taken t JOIN rehydrate_run r ON r.id = t.run_id JOIN rehydrate_endpoint e ON e.id = t.endpoint_id
 """
 
@@ -199,7 +216,7 @@ def claim(*, free: int, free_for_slow: int) -> list[Job]:
 
 
 def _job(row: tuple[Any, ...], now: dt.datetime, slow: set[UUID]) -> Job:
-    id_, number, endpoint, since, type_, at, status, version, run, flow, external_id, url, *sealed = row
+    id_, number, endpoint, since, type_, at, status, version, run, workspace, flow, external_id, url, *sealed = row
     said = {
         "type": type_,
         "at": instant(at),
@@ -213,6 +230,8 @@ def _job(row: tuple[Any, ...], now: dt.datetime, slow: set[UUID]) -> Job:
         delivery=id_,
         number=number,
         endpoint=endpoint,
+        run=str(run),
+        workspace=str(workspace),
         since=since,
         slow=endpoint in slow,
         message=webhooks.Message(
@@ -264,6 +283,7 @@ def record_taken(done: list[tuple[Job, Outcome]]) -> None:
             [clock.interval(), ids],
         )
         now = max(row[0] for row in cursor.fetchall())
+        _tell(_shown([job for job, _ in done]))
         cursor.execute(_TAKEN, {"taken": msgspec.json.encode(taken).decode(), "now": now})
 
 
@@ -275,8 +295,7 @@ def record(job: Job, outcome: Outcome) -> None:
     with transaction.atomic():
         endpoint = Endpoint.objects.select_for_update(no_key=True).get(pk=job.endpoint)
         now = clock.now()
-        run_id = Delivery.objects.values_list("run_id", flat=True).get(pk=job.delivery)
-        _tell({notices.Kind.CHANGED: {str(endpoint.workspace_id): [str(run_id)]}})  # the run's page shows it
+        _tell(_shown([job]))
         DeliveryAttempt.objects.filter(delivery=job.delivery, number=job.number).update(
             seconds=round(outcome.seconds, 3),
             status=outcome.status,
@@ -398,7 +417,7 @@ def resend(caller: Caller, delivery_id: str, reason: str = "") -> Json:
             status="pending", closed_at=None, sending=False, since=now, next_at=now
         ):
             Endpoint.objects.filter(pk=endpoint.pk).update(quiet_until=None)
-            _tell()
+            _tell(_of_all(endpoint))
             AdminEvent.objects.create(
                 workspace_id=endpoint.workspace_id,
                 actor_kind="person",
@@ -437,7 +456,7 @@ def resend_given_up(caller: Caller, endpoint_id: str) -> int:
         )
         if count:
             Endpoint.objects.filter(pk=endpoint.pk).update(quiet_until=None)
-            _tell()
+            _tell(_of_all(endpoint))
             _note(endpoint, "endpoint.resent", by=caller.id, channel=caller.channel, deliveries=count)
     return count
 

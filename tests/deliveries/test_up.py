@@ -33,10 +33,16 @@ def test_what_happens_to_a_run_is_told_within_moments(
     key = up.manage("issue_key", "agent", "--name", "bot")
     headers = {"Authorization": f"Bearer {key}"}
 
+    def asked(n: int) -> httpx.Response | None:
+        try:
+            body = {"flow": "told", "external_id": f"x-{n}"}
+            return httpx.post(f"{url}/api/v1/runs", json=body, headers=headers, timeout=30)
+        except httpx.TransportError:  # a machine that has much to do may have its web server started again
+            return None
+
     def opened(n: int) -> str:
-        body = {"flow": "told", "external_id": f"x-{n}"}
-        answer = httpx.post(f"{url}/api/v1/runs", json=body, headers=headers, timeout=30)
-        assert answer.status_code == 201, answer.text
+        answer = eventually(partial(asked, n), within=PATIENCE, what="the web server")
+        assert answer.status_code in (200, 201), answer.text
         return str(answer.json()["run"]["id"])
 
     def told(run: str) -> bool:

@@ -1,46 +1,156 @@
-"""Timers that come due at the same second. Under work."""
+"""Timers that come due at the same second: how late they are, and how many a second are dealt with.
+
+    python -m tests.bench.timers               # prints JSON; about two minutes
+
+A real `up` on a folder of its own, fsync on as it ships; its own ticks fire them, and nobody else asks. A timer is done
+when another session sees it fired, so that its commit counts.
+"""
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
 from typing import Any
 
-from django.db import transaction
+import psycopg
 
-from rehydrate import clock, loading, projections
-from rehydrate.contexts import make_context
-from rehydrate.core import commands as cmd
-from rehydrate.core import decide
-from rehydrate.core.draft import Draft
-from rehydrate.core.state import Run, State
-from rehydrate.ids import uuid7
-from rehydrate.models import Workspace
+from tests.bench.stage import ROOT, Installation, installation, percentiles
 
-AGENT = {"kind": "agent", "id": "bench", "name": "bench"}
+LOOK_EVERY = 0.01
+"""Seconds between two looks at how many are left: what is told of lateness is that much too high at most."""
+AHEAD = 15
+"""Seconds between the first row and the due time: runs are made meanwhile, and all is quiet at the end."""
 
 
-def fill(n: int, *, due_in: int, batch: int = 500) -> dt.datetime:
+def measure(*, n: int = 5000, rounds: int = 3) -> dict[str, Any]:
+    """Medians of the rounds: `{n, rounds, early, twice, lateness_ms: {p50, p95, max}, drained_per_second, cpu_us}`.
+
+    `early` and `twice` are sums; `cpu_us` is what one timer cost, by part of the system, in microseconds.
+    """
+    with installation() as made:
+        found = [_round(made, n) for _ in range(rounds)]
+    return {
+        "n": n,
+        "rounds": found,
+        "early": sum(one["early"] for one in found),
+        "twice": sum(one["twice"] for one in found),
+        "lateness_ms": {
+            name: statistics.median(one["lateness_ms"][name] for one in found) for name in ("p50", "p95", "max")
+        },
+        "drained_per_second": statistics.median(one["drained_per_second"] for one in found),
+        "cpu_us": {part: statistics.median(one["cpu_us"][part] for one in found) for part in ("work", "postgres")},
+    }
+
+
+def _round(made: Installation, n: int) -> dict[str, Any]:
+    filled = subprocess.run(
+        [sys.executable, "-m", "tests.bench.timers", "--fill", str(n)],
+        cwd=ROOT, env={**made.environment, "DJANGO_SETTINGS_MODULE": "rehydrate.settings"},
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    due_at = dt.datetime.fromisoformat(filled.stdout.strip())
+    with psycopg.connect(made.database, autocommit=True) as database:
+        database.execute("VACUUM (ANALYZE) rehydrate_timer, rehydrate_run, rehydrate_wait")
+        left, now = _left(database, due_at)
+        if left != n or now > due_at - dt.timedelta(seconds=1):
+            raise RuntimeError(f"{n} timers could not be made {AHEAD} s ahead: {left} wait, {now - due_at} after")
+        time.sleep((due_at - now).total_seconds() - 0.3)
+        before = made.cpu_seconds()
+        lateness: list[float] = []
+        while left:
+            time.sleep(LOOK_EVERY)
+            still, now = _left(database, due_at)
+            lateness += [(now - due_at).total_seconds()] * (left - still)
+            left = still
+        time.sleep(0.5)
+        after = made.cpu_seconds()
+        early, twice = database.execute(
+            "SELECT count(*) FILTER (WHERE t.fired_at < t.due_at), count(*) FILTER (WHERE e.times <> 1)"
+            " FROM rehydrate_timer t JOIN (SELECT run_id, count(*) AS times FROM rehydrate_ledgerevent"
+            "   WHERE type = 'wait.satisfied' GROUP BY 1) e USING (run_id) WHERE t.due_at = %s",
+            [due_at],
+        ).fetchone() or (n, n)
+    return {
+        "early": early + sum(late < 0 for late in lateness),
+        "twice": twice,
+        "lateness_ms": percentiles(lateness),
+        "drained_per_second": round(n / max(lateness)),
+        "cpu_us": {part: round((after[part] - before[part]) / n * 1e6) for part in ("work", "postgres")},
+    }
+
+
+def _left(database: psycopg.Connection[Any], due_at: dt.datetime) -> tuple[int, dt.datetime]:
+    row = database.execute(
+        "SELECT count(*), clock_timestamp() FROM rehydrate_timer WHERE fired_at IS NULL AND due_at = %s", [due_at]
+    ).fetchone()
+    assert row is not None
+    return row[0], row[1]
+
+
+# -- within the installation
+
+
+def fill(n: int, *, due_in: int = AHEAD, batch: int = 500) -> dt.datetime:
     """`n` runs that each wait for a timer that is due at the same instant, made as an agent makes them."""
+    from django.db import transaction
+
+    from rehydrate import clock, projections
+    from rehydrate.models import Workspace
+
     workspace, _ = Workspace.objects.get_or_create(slug="bench")
-    due_at = clock.now() + dt.timedelta(seconds=due_in)
+    due_at = clock.now().replace(microsecond=0) + dt.timedelta(seconds=due_in)
     for start in range(0, n, batch):
-        changes = [_paused(str(workspace.pk), i, due_at) for i in range(start, min(n, start + batch))]
+        changes = [_paused(str(workspace.pk), due_at) for _ in range(min(batch, n - start))]
         with transaction.atomic():
             projections.save(changes)
     return due_at
 
 
-def _paused(workspace: str, i: int, due_at: dt.datetime) -> projections.Change:
-    number, policy = 0, loading.policy_of(workspace, "bench", 0)
-    ctx = make_context(now=clock.now(), number=number, policy=policy, pinned=policy, workspace=workspace, actor=AGENT)
+def _paused(workspace: str, due_at: dt.datetime) -> Any:
+    """A run with a checkpoint that waits for a timer: what the ledger would save, without its commit."""
+    from rehydrate import clock, loading, projections
+    from rehydrate.contexts import make_context
+    from rehydrate.core import commands as cmd
+    from rehydrate.core import decide
+    from rehydrate.core.draft import Draft
+    from rehydrate.core.state import Run, State
+    from rehydrate.ids import uuid7
+
+    policy = loading.policy_of(workspace, "timers", 0)
+    actor = {"kind": "agent", "id": "bench", "name": "bench"}
+    ctx = make_context(now=clock.now(), number=0, policy=policy, pinned=policy, workspace=workspace, actor=actor)
     draft = Draft(State(Run(id=str(uuid7()))), ctx)
-    body = cmd.OpenRun(flow="bench", external_id=f"timer-{uuid7()}", holder="h")
+    body = cmd.OpenRun(flow="timers", external_id=str(uuid7()), holder="bench")
     decide.open_run(draft, body, workspace=workspace, owner=None)
-    events: list[Any] = [
-        cmd.Checkpoint(stage="asleep", ref="s3://bench"),
-        cmd.Paused(waits=[cmd.WaitSpec(name="later", kind="timer", due_at=due_at)], resume_when="all"),
-    ]
-    for event in events:
+    checkpoint = cmd.Checkpoint(stage="asleep", ref="s3://drafts/17")
+    pause = cmd.Paused(waits=[cmd.WaitSpec(name="later", kind="timer", due_at=due_at)], resume_when="all")
+    for event in (checkpoint, pause):
         decide.append(draft, event, pointer="/events/0", last=True)
     decide.settle(draft)
     return projections.Change(None, draft.state, draft.recorded, (), draft.now)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n", type=int, default=5000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--fill", type=int, help="make so many in the database of this environment, and say when")
+    options = parser.parse_args()
+    if options.fill:
+        import django
+
+        os.environ.setdefault("DJANGO_SETTINGS_MODULE", "rehydrate.settings")
+        django.setup()
+        print(fill(options.fill).isoformat())
+    else:
+        print(json.dumps(measure(n=options.n, rounds=options.rounds), indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -150,8 +150,9 @@ def _save(loaded: Loaded, draft: Draft, states: list[Json]) -> None:
 
 def _worth_writing(loaded: Loaded, draft: Draft) -> bool:
     before = loaded.state
-    due = any(due_at <= draft.now for due_at in loading.timers(before).values())
-    return bool(draft.recorded) or draft.run is not before.run or due
+    if draft.recorded or draft.run is not before.run:
+        return True
+    return any(due_at <= draft.now for due_at in loading.timers(before).values())
 
 
 def _change_of(loaded: Loaded | None, draft: Draft, states: list[Json]) -> Change:
@@ -244,7 +245,9 @@ def policy_changed(*, workspace: Workspace, groups: set[str], flow_waits: set[tu
     """
     actor = {"kind": "system" if by == "command" else "person", "id": by, "name": by}
     open_asks = Wait.objects.filter(run__workspace=workspace, status="open", kind="approval")
-    runs = {str(run_id) for run_id in open_asks.values_list("run_id", flat=True)}
+    # What was set aside may not even be readable (see sweep.py), and holds up nobody here, either.
+    sound = open_asks.exclude(run__trouble__set_aside_at__isnull=False)
+    runs = {str(run_id) for run_id in sound.values_list("run_id", flat=True)}
     count = 0
     for run_id in sorted(runs):
         found = loading.load_runs([run_id], lock=False)[run_id].state

@@ -524,6 +524,7 @@ def list_waits(caller: Caller, *, filters: Json, cursor: str | None, limit: int)
     """Waits, those with the soonest deadline first; `status` is open when left out."""
     where = _Where()
     _walls(where, caller)
+    where.add(_NOT_ASIDE)
     status = filters.get("status", "open")
     if status != "all":
         where.add("w.status = %s", status)
@@ -595,7 +596,7 @@ _WAIT_SCOPES: Final = ("mine", "available", "decided")
 def _scope(where: _Where, caller: Caller, scope: str) -> str:
     """Adds a scope's condition; the tables it reads."""
     _walls(where, caller)
-    if scope in ("mine", "available"):
+    if scope in _WAIT_SCOPES:
         where.add(_NOT_ASIDE)  # what cannot be answered is not offered; the run itself is under "review"
     if scope == "mine":
         where.add("w.status = 'open' AND (w.claimed_by = %s OR w.assigned_to = %s)", caller.id, caller.id)

@@ -61,8 +61,11 @@ def catch_up(run_ids: list[str]) -> int:
     return _apply(run_ids, lambda: _free(run_ids)) if run_ids else 0
 
 
-def troubled(limit: int = 100) -> int:
-    """Try the runs in trouble whose time has come, each alone and counted before. How many were dealt with."""
+def troubled(limit: int = 20) -> int:
+    """Try the runs in trouble whose time has come, each alone and counted before. How many were dealt with.
+
+    A few at a time: what is due to others comes in between.
+    """
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT x.run_id, x.tries, x.retry_at IS NULL"

@@ -10,8 +10,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from rehydrate import sender
-from rehydrate.models import Delivery
+from rehydrate import clock, sender
+from rehydrate.models import Delivery, Trouble, Wait
 from rehydrate.webhooks import Outcome
 from tests.contract.driver import (
     Agent,
@@ -101,6 +101,8 @@ def places(world: World, bot: Agent) -> dict[str, str]:
         "readiness": "/readiness/",
         "drills": "/drills/",
         "drill": f"/drills/{failed.pk}/",
+        "timers": "/timers/",
+        "set aside": f"/runs/{_set_aside(bot)}/",
         "deliveries": "/deliveries/",
         "deliveries filtered": "/deliveries/?status=withdrawn",
         "delivery": f"/deliveries/{late}/",
@@ -109,6 +111,17 @@ def places(world: World, bot: Agent) -> dict[str, str]:
         "settings": "/settings/",
         "not there": "/nothing/",
     }
+
+
+def _set_aside(bot: Agent) -> str:
+    """A run whose row cannot be read, and to which what is due could not be applied."""
+    run = bot.open(paused(callback()))
+    Wait.objects.filter(run_id=run.id).update(policy="no object")
+    now = clock.now()
+    Trouble.objects.create(
+        run_id=run.id, tries=3, since=now, tried_at=now, set_aside_at=now, error="ValidationError: no object"
+    )
+    return run.id
 
 
 def _deliveries(world: World, bot: Agent) -> tuple[str, str, str]:
@@ -163,7 +176,18 @@ def test_the_chinese_console_fits_on_a_phone(sits_down: SitsDown, places: dict[s
     desk = sits_down("frank", width=390, locale="zh-CN")
     page = desk.open(places["run"])
     expect(page.locator("html")).to_have_attribute("lang", "zh-hans")
-    names = ("inbox", "run", "hand back", "history", "conditions", "drills", "recovery", "readiness")
+    names = (
+        "inbox",
+        "run",
+        "hand back",
+        "history",
+        "conditions",
+        "drills",
+        "recovery",
+        "readiness",
+        "timers",
+        "set aside",
+    )
     found = {name: faults for name in names if (faults := findings(desk.open(places[name])))}  # fmt: skip
     assert found == {}
 

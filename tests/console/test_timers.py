@@ -140,6 +140,17 @@ def test_it_stands_in_the_inbox_and_nothing_else_is_held_up(poison: d.Run, bot: 
     assert 'rehydrate_runs_in_trouble{state="set_aside"} 1.0' in client.get("/metrics").content.decode()
 
 
+def test_lists_and_policies_do_not_stumble_over_it(poison: d.Run, world: d.World, bot: d.Agent, tmp_path: Any) -> None:
+    other = bot.open(d.order(), d.paused(d.approval(effect="k1")))
+    before = other.wait("legal-approval")["version"]
+    found = bot.get("/waits", status="all").fine()["results"]
+    assert [wait["run"] for wait in found] == [other.id]
+    world.apply(d.CAST.replace('members = ["grace"]', 'members = ["grace", "gwen"]').replace(
+        'members = ["alice", "bob", "carol"]', 'members = ["alice", "bob", "carol", "cleo"]'
+    ))  # fmt: skip
+    assert other.wait("legal-approval")["version"] > before
+
+
 def test_the_api_has_it_tried_again_and_verify_names_it(poison: d.Run, world: d.World, clock: Any) -> None:
     from rehydrate import verify
     from rehydrate.models import LedgerEvent, Wait

@@ -15,13 +15,10 @@ _TYPES: Final = ["lease.granted", "paused", "effect.repeated", "taken_over", "ha
 _ENDS: Final = ["completed", "terminated"]
 _OPEN: Final = [status for status in Run.Status.values if status not in _ENDS]
 
-#: Every occurrence that counts, one row each, as `facts (kind, run_id, workspace_id, flow, at, seconds, flag, n)`.
-#:
-#: Events are numbered as they come, so a period is a span of numbers, and `search` finds its edges by halving: twenty
-#: or thirty looks at the primary key, and then `event_by_type` has what lies between. (A transaction may keep numbers
-#: for a while before they show: hence the minute to either side; `at` decides.)
-#: A resume is the first lease to go on after a pause; what came before it is looked up run by run, backwards by `seq`.
-_FACTS: Final = """
+#: Events are numbered as they come, so a period is a span of numbers: its edges are found by halving, in twenty or
+#: thirty looks at the primary key. (A transaction may keep its numbers for a while before they show: hence the minute
+#: to either side; `at` decides.)
+_SPAN: Final = """
 WITH RECURSIVE search (edge, moment, low, high) AS (
     SELECT edge, moment, known.low, known.high
     FROM (VALUES ('first', %(start)s::timestamptz - interval '1 minute'),
@@ -35,26 +32,41 @@ WITH RECURSIVE search (edge, moment, low, high) AS (
         SELECT id, at FROM rehydrate_ledgerevent WHERE id >= (low + high) / 2 ORDER BY id LIMIT 1
     ) AS middle
     WHERE low < high
-), e AS MATERIALIZED (
-    SELECT ev.run_id, ev.workspace_id, r.flow, ev.seq, ev.at, ev.type, ev.payload
+)
+SELECT max(low) FILTER (WHERE edge = 'first'), max(low) FILTER (WHERE edge = 'last') FROM search
+"""
+
+#: Every occurrence that counts, one row each, as `facts (kind, run_id, workspace_id, flow, at, seconds, flag, n)`.
+#:
+#: A resume is the first lease to go on after a pause. What came before a lease is known from the period itself, or else
+#: looked up run by run, backwards by `seq`.
+_FACTS: Final = """
+WITH e AS MATERIALIZED (
+    SELECT ev.run_id, ev.workspace_id, r.flow, ev.seq, ev.at, ev.type, CASE ev.type
+        WHEN 'lease.granted' THEN ev.payload->>'purpose' = 'continue' AND ev.payload->>'via' IS DISTINCT FROM 'open'
+        WHEN 'paused' THEN jsonb_array_length(coalesce(ev.payload->'missing', '[]')) > 0
+        WHEN 'handed_back' THEN coalesce((ev.payload->>'needed_engineer')::boolean, false)
+        WHEN 'wait.timed_out' THEN ev.payload->>'then' = 'review'
+        END AS flag
     FROM rehydrate_ledgerevent ev JOIN rehydrate_run r ON r.id = ev.run_id
     WHERE ev.workspace_id = ANY(%(workspaces)s::uuid[]) AND ev.type = ANY(%(types)s)
-      AND ev.id >= (SELECT max(low) FROM search WHERE edge = 'first')
-      AND ev.id < (SELECT max(low) FROM search WHERE edge = 'last')
-      AND ev.at >= %(start)s AND ev.at < %(end)s
+      AND ev.id >= %(first)s AND ev.id < %(last)s AND ev.at >= %(start)s AND ev.at < %(end)s
       AND (%(flows)s::text[] IS NULL OR r.flow = ANY(%(flows)s::text[]))
 ), facts AS (
     SELECT 'resumed' AS kind, g.run_id, g.workspace_id, g.flow, g.at,
-        extract(epoch FROM g.at - p.at)::float AS seconds, false AS flag, 1 AS n
-    FROM e g CROSS JOIN LATERAL (
+        extract(epoch FROM g.at - coalesce(g.at_before, p.at))::float AS seconds, false AS flag, 1 AS n
+    FROM (
+        SELECT *, lag(type) OVER earlier AS type_before, lag(at) OVER earlier AS at_before
+        FROM e WHERE type IN ('paused', 'lease.granted') WINDOW earlier AS (PARTITION BY run_id ORDER BY seq)
+    ) AS g LEFT JOIN LATERAL (
         SELECT b.type, b.at FROM rehydrate_ledgerevent b
-        WHERE b.run_id = g.run_id AND b.seq < g.seq AND b.type IN ('paused', 'lease.granted')
+        WHERE g.type_before IS NULL AND b.run_id = g.run_id AND b.seq < g.seq AND b.type IN ('paused', 'lease.granted')
         ORDER BY b.seq DESC LIMIT 1
-    ) p
-    WHERE g.type = 'lease.granted' AND g.payload->>'purpose' = 'continue' AND p.type = 'paused'
+    ) AS p ON true
+    WHERE g.type = 'lease.granted' AND g.flag AND coalesce(g.type_before, p.type) = 'paused'
   UNION ALL
     SELECT 'lacking', run_id, workspace_id, flow, at, NULL, false, 1
-    FROM e WHERE type = 'paused' AND jsonb_array_length(coalesce(payload->'missing', '[]')) > 0
+    FROM e WHERE type = 'paused' AND flag
   UNION ALL
     (SELECT DISTINCT ON (x.run_id, p.seq) 'repeated', x.run_id, x.workspace_id, x.flow, x.at, NULL, false, 1
     FROM e x CROSS JOIN LATERAL (
@@ -69,15 +81,14 @@ WITH RECURSIVE search (edge, moment, low, high) AS (
   UNION ALL
     SELECT 'taken_over', run_id, workspace_id, flow, at, NULL, false, 1 FROM e WHERE type = 'taken_over'
   UNION ALL
-    SELECT 'handled', h.run_id, h.workspace_id, h.flow, h.at, extract(epoch FROM h.at - p.at)::float,
-        coalesce((h.payload->>'needed_engineer')::boolean, false), 1
+    SELECT 'handled', h.run_id, h.workspace_id, h.flow, h.at, extract(epoch FROM h.at - p.at)::float, h.flag, 1
     FROM e h CROSS JOIN LATERAL (
         SELECT b.at FROM rehydrate_ledgerevent b
         WHERE b.run_id = h.run_id AND b.seq < h.seq AND b.type = 'taken_over' ORDER BY b.seq DESC LIMIT 1
     ) p
     WHERE h.type = 'handed_back'
   UNION ALL
-    SELECT 'timed_out', run_id, workspace_id, flow, at, NULL, payload->>'then' = 'review', 1
+    SELECT 'timed_out', run_id, workspace_id, flow, at, NULL, coalesce(flag, false), 1
     FROM e WHERE type = 'wait.timed_out'
 )
 """
@@ -92,8 +103,7 @@ _COUNTED: Final = """
         SELECT r.workspace_id, r.flow
         FROM rehydrate_ledgerevent ev JOIN rehydrate_run r ON r.id = ev.run_id
         WHERE ev.workspace_id = ANY(%(workspaces)s::uuid[]) AND ev.type = ANY(%(ends)s)
-          AND ev.id >= (SELECT max(low) FROM search WHERE edge = 'first')
-          AND ev.at >= %(start)s AND r.created_at < %(end)s
+          AND ev.id >= %(first)s AND ev.at >= %(start)s AND r.created_at < %(end)s
     ) AS runs
     WHERE %(flows)s::text[] IS NULL OR flow = ANY(%(flows)s::text[])
     GROUP BY workspace_id, flow
@@ -153,6 +163,7 @@ class Period:
     end: dt.datetime
 
     def parameters(self) -> dict[str, Any]:
+        ((first, last),) = _rows(_SPAN, {"start": self.start, "end": self.end})
         return {
             "workspaces": list(self.workspaces),
             "flows": None if self.flows is None else list(self.flows),
@@ -161,6 +172,8 @@ class Period:
             "open": _OPEN,
             "start": self.start,
             "end": self.end,
+            "first": first,
+            "last": last,
             "step": self.end - self.start,
         }
 

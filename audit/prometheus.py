@@ -34,7 +34,7 @@ _GAUGES: Final = [
 
 
 class Recovery(Collector):
-    """`rehydrate_recovery_*`: one query and the workspaces' names a scrape."""
+    """`rehydrate_recovery_*`: four queries a scrape, however many workspaces and flows there are."""
 
     def collect(self) -> list[Metric]:
         names = {str(pk): slug for pk, slug in Workspace.objects.values_list("pk", "slug")}

@@ -21,7 +21,7 @@ from audit import drills as words
 from rehydrate.demo.drills import CHECKS, DRILLS
 from rehydrate.demo.drills.findings import Facts, checks
 from rehydrate.models import ApiKey, DrillResult, Run, Workspace
-from tests.conftest import HOME, ROOT, Server, _embedded, eventually
+from tests.conftest import HOME, ROOT, Server, _embedded, end, eventually, start_web
 from tests.drilled import good_facts
 
 Json = dict[str, Any]
@@ -163,6 +163,34 @@ def test_a_drill_that_breaks_off_says_why_and_what_it_had_seen(live_server: Serv
     assert "no memory left" in done.stdout
     assert "✓" not in done.stdout
     assert "FAILED" in done.stdout
+
+
+def test_a_running_server_is_restarted_as_its_operators_would(live_server: Server, tmp_path: Path) -> None:
+    """Killed and started again in the middle, on the same data: a second web server beside the tests' own."""
+    server = start_web(tmp_path / "web.log")
+    again = tmp_path / "again.pid"
+    script = tmp_path / "restart.py"
+    script.write_text(
+        "import os, signal, subprocess\n"
+        f"os.killpg({server.process.pid}, signal.SIGKILL)\n"
+        f"process = subprocess.Popen({list(server.process.args)!r}, env={server.environment!r}, cwd={str(ROOT)!r},\n"  # type: ignore[arg-type]
+        "    start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        f"open({str(again)!r}, 'w').write(str(process.pid))\n"
+    )
+    try:
+        done = drill(
+            "restart-while-waiting", "--url", server.url, "--restart", f"{sys.executable} {script}", "--format", "json"
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (result,) = json.loads(done.stdout)["drills"]
+        codes = [step["code"] for step in result["steps"]]
+        assert codes[2:5] == ["agent_killed", "server_killed", "server_started"]
+        assert "restarted by the command" in " ".join(words.steps(result))
+    finally:
+        end(server.process)
+        if again.exists():
+            psutil.Process(int(again.read_text())).terminate()
+    assert drill("--restart", "true").returncode == 2  # there is no server to restart
 
 
 def test_keys_that_are_given_are_used_and_stay(live_server: Server, tmp_path: Path) -> None:

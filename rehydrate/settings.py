@@ -11,6 +11,7 @@ REHYDRATE_FIELD_KEYS     encrypts secret fields: the first encrypts, all decrypt
 REHYDRATE_ALLOW_PRIVATE_TARGETS  1: webhooks may go to private addresses
 REHYDRATE_DB_POOL        connections a process pools; 0: each thread keeps its own
 REHYDRATE_WAITING_AGENTS, REHYDRATE_WAITING_PAGES  how many long polls of each may wait in a process; 0: any number
+REHYDRATE_METRICS_TOKEN  /metrics is only for those who bring it
 REHYDRATE_LOG_LEVEL      WARNING
 REHYDRATE_STATIC         "source": serve static files as they lie in the tree (tests, development)
 REHYDRATE_NODE           this `up` among those that share a database  (otherwise made of machine and data folder)

@@ -239,7 +239,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing_behind(transactional_db: None, temp
         seen = next((line for line in process.stderr if line.startswith("Drill: ")), "")
         process.send_signal(signal.SIGINT)
         told, said = process.communicate(timeout=PATIENCE)
-    assert seen
+    assert seen, said
     assert (process.returncode, told) == (130, "")
     assert "everything that was started has ended" in said
     assert started_in(temporary) == []

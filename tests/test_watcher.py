@@ -93,6 +93,18 @@ def test_what_falls_silent_is_ended_and_started_again(watcher: Watcher, tmp_path
     assert run_until(watcher, another_process)
 
 
+def test_nobody_is_taken_for_silent_who_was_not_asked(watcher: Watcher) -> None:
+    """As the database while its tables are brought up to date: the loop stands still for as long as that takes."""
+    one = watcher.add(service("patient", SAYS_AND_STAYS, probe=lambda: None, probe_every=0.9, patience=0.5))
+    watcher.start(one)
+    watcher.wait_until_well(one, timeout=15)
+    process, well_at = one.process, one.well_at or 0.0
+    time.sleep(1)  # longer than its patience: this is what happens, not something to wait for
+    run_until(watcher, lambda: (one.well_at or 0.0) > well_at)
+    assert one.process is process
+    assert one.ending_since is None
+
+
 def test_one_that_ignores_the_request_to_end_is_killed(watcher: Watcher, tmp_path: Path) -> None:
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     one = watcher.add(service("deaf", deaf, stop_within=0.3))

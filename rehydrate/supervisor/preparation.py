@@ -150,6 +150,7 @@ def first_administrator() -> None:
 
 def sign_in_link() -> str | None:
     """The path that signs an administrator in, once; None when no administrator is active."""
+    connection.close()  # the one of the preparation: the server may have been started again since
     try:
         administrators = User.objects.filter(is_superuser=True, is_active=True)
         user = administrators.filter(username=ADMINISTRATOR).first() or administrators.order_by("pk").first()

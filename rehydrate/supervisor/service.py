@@ -49,6 +49,7 @@ class Service:
     last_word: str = ""
     ending_since: float | None = None
     _asked_at: float = 0.0
+    _waiting_since: float | None = None
     _answer: Future[None] | None = None
     _partial: bytes = b""
 
@@ -81,7 +82,7 @@ class Service:
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self.started_at = time.monotonic()
-        self.well_at = self.ending_since = self._answer = None
+        self.well_at = self.ending_since = self._answer = self._waiting_since = None
         self._asked_at, self._partial, self.last_word = 0.0, b"", ""
         return self.process
 
@@ -130,21 +131,22 @@ class Service:
                 return
             error = self._answer.exception()
             if error is None:
-                self.well_at, self.last_word = now, ""
+                self.well_at, self.last_word, self._waiting_since = now, "", None
             else:
                 self.last_word = str(error)
             self._answer = None
         pause = self.probe_every if self.well_at is not None else min(self.probe_every, 0.1)
         if now - self._asked_at >= pause:
             self._asked_at = now
+            self._waiting_since = self._waiting_since or now
             self._answer = executor.submit(self.probe)
 
     @property
     def silent_for(self) -> float:
-        """Seconds since it last answered, or since it was started."""
-        if self.probe is None:
-            return 0.0
-        return time.monotonic() - (self.well_at if self.well_at is not None else self.started_at)
+        """Seconds since it was first asked without an answer. While nobody asks it is not silent: the loop may have
+        been busy with something else for long, such as migrations on a slow machine.
+        """
+        return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
 
     # -- what it says
 

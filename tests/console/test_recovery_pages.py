@@ -63,13 +63,20 @@ def queries(client: Client, path: str) -> int:
 # --- the figures
 
 
-def test_each_figure_says_what_it_counts_and_leads_to_its_runs(happened: dict[str, Any], session: Session) -> None:
+def test_each_figure_says_what_it_counts_and_leads_to_its_runs(
+    world: World, happened: dict[str, Any], session: Session
+) -> None:
+    told = world.person("frank").get("/metrics/recovery").ok()
+    resume, held = told["pause_to_resume_seconds"], told["takeovers"]["mean_handling_seconds"]
+    assert resume["median"] >= 36
+    assert resume["p95"] >= 58
+    assert held >= 30
     victor = session("victor")
     page = victor.get("/recovery/")
     words = text_of(page)
     for said in (
-        "36 s Resumes: 2; 95 of 100 within 58 s", "33.3 % 1 of 3 tries to resume", "50 % 1 of 2 resumes",
-        "16.67 1 in 6 runs; handed back after 30 s on average", "50 % 1 of 2 time-outs",
+        f"{recovery.length(resume['median'])} Resumes: 2; 95 of 100 within {recovery.length(resume['p95'])}", "33.3 % 1 of 3 tries to resume", "50 % 1 of 2 resumes",
+        f"16.67 1 in 6 runs; handed back after {recovery.length(held)} on average", "50 % 1 of 2 time-outs",
         "100 % 1 of 1 takeovers handed back", "Aim for none", "By flow", "Contract approval",
     ):  # fmt: skip
         assert said in words, words
@@ -182,14 +189,19 @@ def scraped() -> dict[str, dict[tuple[str, ...], float]]:
     }
 
 
-def test_prometheus_reads_the_last_day_by_workspace_and_flow(happened: dict[str, Any], clock: Any) -> None:
+def test_prometheus_reads_the_last_day_by_workspace_and_flow(
+    world: World, happened: dict[str, Any], clock: Any
+) -> None:
+    told = world.person("frank").get("/metrics/recovery").ok()
     found = {name: values for name, values in scraped().items() if name.startswith("rehydrate_recovery_")}
     flow = ("default", "contract-approval")
     assert found.pop("rehydrate_recovery_pause_to_resume_seconds") == {
-        (*flow, "0.5"): pytest.approx(36, abs=2),
-        (*flow, "0.95"): pytest.approx(58.5, abs=2),
+        (*flow, "0.5"): told["pause_to_resume_seconds"]["median"],
+        (*flow, "0.95"): told["pause_to_resume_seconds"]["p95"],
     }
-    assert found.pop("rehydrate_recovery_takeover_handling_seconds") == {flow: pytest.approx(30, abs=2)}
+    assert found.pop("rehydrate_recovery_takeover_handling_seconds") == {
+        flow: told["takeovers"]["mean_handling_seconds"]
+    }
     assert {name.removeprefix("rehydrate_recovery_"): values[flow] for name, values in found.items()} == {
         "resumes": 2, "missing_metadata": 1, "resume_attempts": 3, "repeated_effects": 1, "takeovers": 1, "runs": 6,
         "undetermined_timeouts": 1, "timeouts": 2, "engineer_needed": 1, "handbacks": 1,

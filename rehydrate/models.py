@@ -233,7 +233,10 @@ class LedgerEvent(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="events", db_index=False)
-    workspace = models.ForeignKey(Workspace, on_delete=models.PROTECT, related_name="+", db_index=False)
+    # Its run's, which is what the database holds it to; a second constraint would be checked with each event.
+    workspace = models.ForeignKey(
+        Workspace, on_delete=models.PROTECT, related_name="+", db_index=False, db_constraint=False
+    )
     seq = models.PositiveBigIntegerField()
     type = models.CharField(max_length=50)
     actor_kind = models.CharField(max_length=10)

@@ -169,7 +169,8 @@ class _Changed:
         if whole:
             self.columns.update(self.names, ["sealed"])
         else:
-            self.columns.update(name for name in self.names if getattr(was, name) is not getattr(now, name))
+            fields = zip(self.names, msgspec.structs.astuple(was), msgspec.structs.astuple(now), strict=True)
+            self.columns.update(name for name, old, new in fields if old is not new)
 
     def step(self) -> tuple[str, Rows]:
         columns = tuple(sorted(self.columns.difference(self.same)))

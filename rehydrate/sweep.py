@@ -127,6 +127,8 @@ def _free(run_ids: list[str]) -> list[str]:
 
 def _is_nobodys_fault(error: Exception) -> bool:
     """Whether it failed for a reason that has nothing to do with the run: then the batch is tried again as it is."""
+    if isinstance(error, ledger.Overtaken):
+        return True
     if not isinstance(error, Error):
         return False
     state = getattr(error.__cause__, "sqlstate", None)

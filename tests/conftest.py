@@ -202,7 +202,7 @@ class Server:
         return self.url
 
 
-def start_web(log: Path, **environment: str) -> Server:
+def start_web(log: Path, *, threads: int = 64, **environment: str) -> Server:
     """Granian as `up` starts it, on a free port, answering; the caller ends it."""
     port = free_port()
     name = settings.DATABASES["default"]["NAME"]
@@ -217,7 +217,8 @@ def start_web(log: Path, **environment: str) -> Server:
     }
     command = [
         sys.executable, "-m", "granian", "--interface", "wsgi", "--port", str(port), "--workers", "1",
-        "--blocking-threads", "64", "--no-ws", "--http", "1", "--log-level", "warning", "rehydrate.wsgi:application",
+        "--blocking-threads", str(threads), "--no-ws", "--http", "1", "--log-level", "warning",
+        "rehydrate.wsgi:application",
     ]  # fmt: skip
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out, start_new_session=True)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ Json = dict[str, Any]
 
 # A claim whose answer was lost is sent again under the same Idempotency-Key for this long, so that its lease is found.
 CLAIM_PATIENCE = 8.0
+# Seconds of rest after a claim that was answered "nothing" long before its time.
+EARLY = 1.0
 # The flow asked for something that trying again will not change: a person looks at it.
 NO_USE_TRYING = (
     errors.NotRetryable,
@@ -104,8 +107,11 @@ class Worker:
         backoff, troubles = Backoff(base=0.2), 0
         while not self._stop.is_set():
             try:
-                self._claim_and_handle(group, wait=self._poll)
+                began = time.monotonic()
+                found = self._claim_and_handle(group, wait=self._poll)
                 troubles = 0
+                if found is None and time.monotonic() - began < self._poll / 2:
+                    self._stop.wait(EARLY)  # the server has no place for one more to wait, or is ending
             except (errors.Unreachable, errors.RateLimited, errors.Unavailable) as error:
                 troubles += 1
                 if troubles == 1:

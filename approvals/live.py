@@ -28,6 +28,8 @@ from rehydrate import wakeups
 
 T = TypeVar("T")
 
+#: The region of the counts that stand on every page.
+COUNTS: Final = "rail-scopes"
 #: Seconds that an answer waits for news; each takes its own in this range. Below what proxies have patience for.
 PATIENCE: Final = (20.0, 28.0)
 
@@ -36,8 +38,12 @@ _TRACK = re.compile(r"<figure class=\"track-figure.*?</figure>", re.DOTALL)
 Shape = dict[str, Any]
 
 
-def key_of(data: Any) -> str:
-    """A short digest of whatever decides whether a page must be drawn again."""
+def key_of(*parts: Any) -> str:
+    """A short digest of each part of what decides whether a page must be drawn again: the page, and its counts."""
+    return ".".join(_short(part) for part in parts)
+
+
+def _short(data: Any) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -48,12 +54,21 @@ def digest(html: str) -> str:
 
 def state_of(key: str, regions: dict[str, str]) -> str:
     """The state that the page's `#live` element sends back."""
-    return key + "|" + ",".join(f"{name}:{digest(html)}" for name, html in regions.items())
+    return _state(key, {name: digest(html) for name, html in regions.items()})
+
+
+def _state(key: str, digests: dict[str, str]) -> str:
+    return key + "|" + ",".join(f"{name}:{of}" for name, of in digests.items())
 
 
 def render_regions(request: HttpRequest, templates: dict[str, str], context: Shape) -> dict[str, str]:
     """Each region's HTML by its id."""
     return {name: render_to_string(template, context, request=request) for name, template in templates.items()}
+
+
+def render_counts(request: HttpRequest, place: str = "") -> dict[str, str]:
+    """The counts alone, as the page of this place has them."""
+    return render_regions(request, {COUNTS: "_scopes.html"}, {**web.frame(request), "place": place})
 
 
 def topics_of(request: HttpRequest) -> list[wakeups.Topic]:
@@ -80,25 +95,32 @@ def answer(
     key: Callable[[], str],
     make: Callable[[], dict[str, str]],
     topics: Iterable[wakeups.Topic] = (),
+    counts: Callable[[], dict[str, str]] | None = None,
     said: str = "",
 ) -> HttpResponse:
     """The changed regions as out-of-band swaps, once `key` is not that of the page that asks; else 204.
 
-    `make` renders the regions and is only called then. `topics` besides `topics_of` are what `key` depends on. `said`
-    is announced to screen readers.
+    `make` renders the regions and is only called then; when nothing but the second part of a key "page.counts" differs,
+    `counts` renders what shows those. `topics` besides `topics_of` are what `key` depends on. `said` is announced to
+    screen readers.
     """
     held_key, _, rest = request.GET.get("state", "").partition("|")
-
-    def look() -> str | None:
-        found = key()
-        return found if found != held_key else None
-
-    new_key = until(request, [*topics, *topics_of(request)], look)
-    if new_key is None:
-        return HttpResponse(status=204)
     held = dict(part.split(":", 1) for part in rest.split(",") if ":" in part)
-    regions = make()
-    changed = {name: html for name, html in regions.items() if held.get(name) != digest(html)}
+
+    def look() -> HttpResponse | None:
+        found = key()
+        if found == held_key:
+            return None
+        only_counts = counts is not None and "." in found and found.split(".")[0] == held_key.split(".")[0]
+        return _news(request, found, held, counts() if only_counts and counts is not None else make(), said)
+
+    return until(request, [*topics, *topics_of(request)], look) or HttpResponse(status=204)
+
+
+def _news(request: HttpRequest, key: str, held: dict[str, str], regions: dict[str, str], said: str) -> HttpResponse:
+    """What the page does not show yet, and the state that it is in then."""
+    digests = {name: digest(html) for name, html in regions.items()}
+    changed = {name: html for name, html in regions.items() if held.get(name) != digests[name]}
     out = [f'<div id="{name}" hx-swap-oob="innerHTML">{html}</div>' for name, html in changed.items()]
     out.append(
         render_to_string(
@@ -106,13 +128,13 @@ def answer(
             {
                 "live_url": request.path,
                 "live_query": _query(request),
-                "live_state": state_of(new_key, regions),
+                "live_state": _state(key, {**held, **digests}),
                 "oob": True,
             },
         )
     )
     response = HttpResponse("".join(out))
-    if changed and said:
+    if said and changed.keys() - {COUNTS}:
         response["HX-Trigger"] = json.dumps({"announce": said})
     return response
 

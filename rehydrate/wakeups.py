@@ -59,10 +59,12 @@ SWEEP_PAUSE: Final = 0.1
 GRACE: Final = 0.25
 #: A kind that nobody waits for any longer is listened for a while yet: most who leave come back.
 LINGER: Final = 60.0
-#: Pages that show a whole workspace are woken at this rate (a second) beyond the first few at once: a change that
-#: all of them show must not keep the processors from the one that is waited for.
-PAGES_A_SECOND: Final = 50.0
-PAGES_AT_ONCE: Final = 8
+#: Pages that show a whole workspace look one after the other: together they may use this share of a processor, and so
+#: many seconds of one at once, so that a change which all of them show does not keep those waiting who work on it.
+PAGES_SHARE: Final = 0.3
+PAGES_AT_ONCE: Final = 0.2
+#: Seconds by which they let agents go first.
+AFTER_YOU: Final = 0.03
 #: Rooms, each with so many places in a process (settings.WAITING): waiting threads must not be all there are.
 AGENTS: Final = "agents"
 PAGES: Final = "pages"
@@ -84,7 +86,7 @@ def run(run_id: str) -> Topic:
 
 
 def workspace(workspace_id: str) -> Topic:
-    """Any run of the workspace changed. Woken within a few seconds at most, see `PAGES_A_SECOND`."""
+    """Any run of the workspace changed. Woken in turn, see `PAGES_SHARE`."""
     return ("workspace", workspace_id)
 
 
@@ -116,6 +118,8 @@ class Ear:
         self._heeded: dict[Topic, bool] = {}
         self._over = False
         self._parked = False
+        self._looks_since: float | None = None
+        self._lent = 0.0
 
     def __enter__(self) -> Self:
         self._listener._join(self)
@@ -131,6 +135,7 @@ class Ear:
     def wait(self, seconds: float) -> bool:
         """True when it is time to look again; False when `seconds` are over, or nobody should wait any longer."""
         end = time.monotonic() + seconds
+        self._listener._looked(self)
         self._parked = True
         while not self._over:
             left = end - time.monotonic()
@@ -164,10 +169,11 @@ class Listener:
         self._last_wanted: dict[Kind, float] = {}
         self._armed: frozenset[Kind] = frozenset()
         self._later: OrderedDict[Ear, None] = OrderedDict()
-        self._allowance = float(PAGES_AT_ONCE)
+        self._allowance = PAGES_AT_ONCE
         self._allowed_at = time.monotonic()
+        self._look_costs = 0.01
         self._thread: threading.Thread | None = None
-        self._sweep_at = self._swept_at = 0.0
+        self._sweep_at = self._swept_at = self._pages_at = 0.0
         self._look_again_at: float | None = None
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
@@ -220,6 +226,7 @@ class Listener:
         return True
 
     def _leave(self, ear: Ear) -> None:
+        self._looked(ear)
         with self._lock:
             self._rooms.get(ear.room or "", OrderedDict()).pop(ear, None)
             for topic in ear.topics:
@@ -238,8 +245,19 @@ class Listener:
         """It is about to look: what comes from now on is news again."""
         with self._lock:
             ear._parked = False
+            ear._looks_since = time.thread_time() if Kind.CHANGED in ear.kinds else None
             ear._heeded, ear._causes = ear._causes, {}
             ear._flag.clear()
+
+    def _looked(self, ear: Ear) -> None:
+        """A page's look is over, with the answer that it came to: what it cost is taken from what all may use."""
+        if ear._looks_since is None:
+            return
+        cost = time.thread_time() - ear._looks_since
+        with self._lock:
+            self._allowance += ear._lent - cost
+            self._look_costs += (cost - self._look_costs) / 8
+        ear._looks_since, ear._lent = None, 0.0
 
     # -- waking; with the lock held, but for the first
 
@@ -275,6 +293,8 @@ class Listener:
                 self._wake(ear, topic, chain=chain)
 
     def _wake_later(self, ears: Iterable[Ear]) -> None:
+        if not self._later:
+            self._pages_at = time.monotonic() + AFTER_YOU
         for ear in ears:
             if not ear._flag.is_set():
                 self._later.setdefault(ear)
@@ -282,14 +302,17 @@ class Listener:
     def _let_pages_look(self) -> float | None:
         """Wakes those whose turn it is. Seconds until the next one's, None when nobody is left."""
         now = time.monotonic()
-        self._allowance = min(PAGES_AT_ONCE, self._allowance + (now - self._allowed_at) * PAGES_A_SECOND)
-        self._allowed_at = now
         with self._lock:
-            while self._later and self._allowance >= 1:
+            self._allowance = min(PAGES_AT_ONCE, self._allowance + (now - self._allowed_at) * PAGES_SHARE)
+            self._allowed_at = now
+            while self._later and self._allowance > 0 and now >= self._pages_at:
                 ear, _ = self._later.popitem(last=False)
+                ear._lent = self._look_costs
+                self._allowance -= ear._lent
                 self._wake(ear, ear.topics[0])
-                self._allowance -= 1
-            return (1 - self._allowance) / PAGES_A_SECOND if self._later else None
+            if not self._later:
+                return None
+            return max(self._pages_at - now, -self._allowance / PAGES_SHARE, 0.001)
 
     def _wake_everybody(self) -> None:
         """After a time without hearing. Agents are woken by the sweep that follows, which knows who has work."""

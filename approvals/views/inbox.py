@@ -75,7 +75,7 @@ def _key(request: HttpRequest) -> str:
     listed = selectors.inbox_versions(
         caller_of(request), scope=scope, filters=asked(request, *FILTERS), cursor=place, limit=PAGE
     )
-    return live.key_of([scope, listed, selectors.inbox_counts(caller_of(request))])
+    return live.key_of([scope, listed], selectors.inbox_counts(caller_of(request)))
 
 
 @signed_in
@@ -104,6 +104,7 @@ def inbox_live(request: HttpRequest) -> HttpResponse:
         request,
         key=lambda: _key(request),
         make=lambda: live.render_regions(request, REGIONS, load(request)),
+        counts=lambda: live.render_counts(request, "inbox"),
         said=_("The list was updated."),
     )
 
@@ -115,7 +116,7 @@ def scopes_live(request: HttpRequest) -> HttpResponse:
     return live.answer(
         request,
         key=lambda: live.key_of(selectors.inbox_counts(caller_of(request))),
-        make=lambda: live.render_regions(request, {"rail-scopes": "_scopes.html"}, frame(request)),
+        make=lambda: live.render_counts(request),
     )
 
 

@@ -97,7 +97,7 @@ def caller_may(caller: Any, workspace: str, role: str) -> bool:
 def _key(request: HttpRequest, run_id: Any) -> str:
     """Another one whenever the run or the counts are: whatever happens to a run grows its version."""
     caller = caller_of(request)
-    return live.key_of([selectors.versions_of(caller, str(run_id)), selectors.inbox_counts(caller)])
+    return live.key_of(selectors.versions_of(caller, str(run_id)), selectors.inbox_counts(caller))
 
 
 @signed_in
@@ -156,6 +156,7 @@ def run_live(request: HttpRequest, run_id: Any) -> HttpResponse:
         request,
         key=lambda: _key(request, run_id),
         make=lambda: live.render_regions(request, REGIONS, load(request, run_id)),
+        counts=lambda: live.render_counts(request, "run"),
         topics=[wakeups.run(str(run_id))],
         said=_("This run has changed."),
     )

@@ -102,9 +102,9 @@ def test_what_is_no_news_for_a_page_does_not_end_its_wait(
     looks: list[Any] = []
     key_of = live.key_of
 
-    def counted(data: Any) -> str:
-        looks.append(data)
-        return key_of(data)
+    def counted(*parts: Any) -> str:
+        looks.append(parts)
+        return key_of(*parts)
 
     monkeypatch.setattr(live, "key_of", counted)
     other.do({"type": "note", "text": "nothing for this page"})
@@ -155,3 +155,32 @@ def test_an_open_confirmation_is_told_that_another_was_quicker(
     eventually(_waiting, what="the confirmation's request")
     world.person("bob").approve(wait)
     assert "bob" in asked.result(30).content.decode()
+
+
+def test_when_only_the_counts_changed_only_they_are_drawn(bot: Agent, session: Callable[[str], Client]) -> None:
+    run, _ = waiting_order(bot)
+    alice = session("alice")
+    page = alice.get(f"/runs/{run.id}/").context
+    waiting_order(bot)
+    news = alice.get(page["live_url"], {"state": page["live_state"]})
+    assert news.content.count(b"hx-swap-oob") == 2  # the counts, and the state that is sent next
+    assert b'id="rail-scopes" hx-swap-oob' in news.content
+    state = news.content.decode().split('"state": "')[1].split('"')[0]
+    assert alice.get(page["live_url"], {"state": state}).status_code == 204
+    assert "HX-Trigger" not in news.headers
+
+
+def test_pages_that_cost_much_look_one_after_the_other(listener: wakeups.Listener) -> None:
+    """A hundred pages of one workspace are all woken, though not at once: agents go first."""
+    ears = [wakeups.listen(wakeups.workspace("w")) for _ in range(100)]
+    for ear in ears:
+        ear.__enter__()
+    listener._look_costs = 0.05
+    with listener._lock:
+        listener._changed_runs({"w": ["r"]})
+    listener._poke()
+    eventually(lambda: any(ear._flag.is_set() for ear in ears), what="the first pages")
+    assert not all(ear._flag.is_set() for ear in ears)
+    for ear in ears:  # in the order in which they came: each look costs nothing, and makes room for the next
+        assert ear.wait(60)
+        ear.__exit__(None, None, None)

@@ -31,7 +31,9 @@ T = TypeVar("T")
 #: The region of the counts that stand on every page.
 COUNTS: Final = "rail-scopes"
 #: Seconds that an answer waits for news; each takes its own in this range. Below what proxies have patience for.
-PATIENCE: Final = (20.0, 28.0)
+PATIENCE: Final = (36.0, 48.0)
+#: For so many seconds a request's session and roles are taken to be those of this moment.
+FRESH: Final = 0.2
 
 _TIMES = re.compile(r"(<time\b[^>]*>)[^<]*(</time>)")
 _TRACK = re.compile(r"<figure class=\"track-figure.*?</figure>", re.DOTALL)
@@ -81,12 +83,15 @@ def until(request: HttpRequest, topics: Iterable[wakeups.Topic], look: Callable[
     if request.GET.get("wait") != "yes":
         return look()
     with wakeups.listen(*topics, room=wakeups.PAGES) as ear:
-        end = time.monotonic() + random.uniform(*PATIENCE)  # noqa: S311 (no secret)
-        while (found := look()) is None:
-            if not wakeups.rest(ear, end - time.monotonic()):
-                return None
-            web.renew(request)
-    return found
+        began = time.monotonic()
+        end = began + random.uniform(*PATIENCE)  # noqa: S311 (no secret)
+        ear.take_turn()
+        while wakeups.rest(ear, end - time.monotonic()):
+            if time.monotonic() - began > FRESH:
+                web.renew(request)
+            if (found := look()) is not None:
+                return found
+    return None
 
 
 def answer(

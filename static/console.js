@@ -205,7 +205,7 @@ function look(id, after) {
 const jitter = (most) => Math.random() * most;
 function lookAgain(id, status) {
   if (status === 204) look(id, jitter(200)); // nothing within the server's patience
-  else if (status === 200 && id === "live") { look(id, skipped ? 1500 : 400); skipped = false; }
+  else if (status === 200 && id === "live") { look(id, skipped ? 1500 : 700); skipped = false; }
   else if (status === 200) return; // a confirmation that is out of date stays so
   else if (status === 401 || status === 404) look(id, 5000);
   else look(id, 1500 + jitter(1500)); // not reached, or in trouble: not everybody at once

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from django.db import connection, connections, transaction
 
+from rehydrate import claims as ready_runs
 from rehydrate import notices, sweep, wakeups
 from rehydrate.ids import uuid7
 from rehydrate.wakeups import Listener
@@ -309,3 +310,28 @@ def test_senders_are_told_of_what_is_to_be_delivered(
     cast.open(holder=None)
     sender.looked(before + 1)
     assert sender.looks == before + 1
+
+
+# -- nobody looks for what is known not to be there
+
+
+def test_an_agent_that_asks_anew_while_nothing_is_there_does_not_look(
+    cast: Cast, listener: Listener, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    next_claimable = ready_runs.next_claimable
+
+    def counted(*given: Any) -> Any:
+        looks.append(str(given[1]))
+        return next_claimable(*given)
+
+    monkeypatch.setattr(ready_runs, "next_claimable", counted)
+    first = claims(threads, cast)
+    eventually(lambda: listener._nothing, what="the process's own look")
+    seen = len(looks)
+    second = claims(threads, cast, holder="h3")
+    assert len(looks) == seen
+    runs = {cast.open(holder=None).id for _ in range(2)}
+    assert {agent.result(30)["run"]["id"] for agent in (first, second)} == runs
+    other = cast.open(holder=None)
+    assert claims(threads, cast).result(30)["run"]["id"] == other.id

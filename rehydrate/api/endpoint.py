@@ -260,6 +260,8 @@ def _poll(
     look = msgspec.structs.replace(given, wait=0)
     end = time.monotonic() + given.wait
     with ear:
+        if ear.quiet and not idempotency.known(once) and not wakeups.rest(ear, given.wait):
+            end = 0.0
         while True:
             outcome = idempotency.once(once, functools.partial(act, look, last=time.monotonic() >= end))
             if outcome.final:

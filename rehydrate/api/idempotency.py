@@ -95,7 +95,7 @@ def once_apart(request: Request, act: Callable[[], Outcome]) -> Outcome:
 
     For signals: they are stored before they are matched, and deduplicated by what they are.
     """
-    if _known(request) is not None:
+    if known(request):
         return Outcome(_replay(request))
     outcome = act()
     with transaction.atomic():
@@ -106,9 +106,10 @@ def once_apart(request: Request, act: Callable[[], Outcome]) -> Outcome:
     return outcome
 
 
-def _known(request: Request) -> IdempotencyRecord | None:
+def known(request: Request) -> bool:
+    """Whether there is an answer to this key."""
     fresh = IdempotencyRecord.objects.filter(created_at__gte=clock.now() - KEPT_FOR)
-    return fresh.filter(caller=request.caller, path=request.path, key=request.key).first()
+    return fresh.filter(caller=request.caller, path=request.path, key=request.key).exists()
 
 
 def _reserve(request: Request) -> int | None:

@@ -254,7 +254,7 @@ class Crowd:
                 if status == 200:
                     self.news.append(time.perf_counter())
                     url, state = _live(text)
-                await asyncio.sleep(0.4 if status == 200 else random.uniform(0, 0.2))  # noqa: S311
+                await asyncio.sleep(0.7 if status == 200 else random.uniform(0, 0.2))  # noqa: S311
             except Exception as error:
                 self.troubles.append(f"browser: {error!r}")
                 await asyncio.sleep(2)

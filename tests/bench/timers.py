@@ -24,8 +24,10 @@ from tests.bench.stage import ROOT, Installation, installation, percentiles
 
 LOOK_EVERY = 0.01
 """Seconds between two looks at how many are left: what is told of lateness is that much too high at most."""
-AHEAD = 15
-"""Seconds between the first row and the due time: runs are made meanwhile, and all is quiet at the end."""
+AHEAD = (15, 60, 180)
+"""Seconds between the first row and the due time: runs are made meanwhile, and all is quiet at the end. A machine that
+is too busy for the first gets the next.
+"""
 
 
 def measure(*, n: int = 5000, rounds: int = 3) -> dict[str, Any]:
@@ -49,17 +51,17 @@ def measure(*, n: int = 5000, rounds: int = 3) -> dict[str, Any]:
 
 
 def _round(made: Installation, n: int) -> dict[str, Any]:
-    filled = subprocess.run(
-        [sys.executable, "-m", "tests.bench.timers", "--fill", str(n)],
-        cwd=ROOT, env={**made.environment, "DJANGO_SETTINGS_MODULE": "rehydrate.settings"},
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    due_at = dt.datetime.fromisoformat(filled.stdout.strip())
     with psycopg.connect(made.database, autocommit=True) as database:
-        database.execute("VACUUM (ANALYZE) rehydrate_timer, rehydrate_run, rehydrate_wait")
-        left, now = _left(database, due_at)
-        if left != n or now > due_at - dt.timedelta(seconds=1):
-            raise RuntimeError(f"{n} timers could not be made {AHEAD} s ahead: {left} wait, {now - due_at} after")
+        for ahead in AHEAD:
+            due_at = _filled(made, n, ahead)
+            if due_at is None:
+                continue
+            database.execute("VACUUM (ANALYZE) rehydrate_timer, rehydrate_run, rehydrate_wait")
+            left, now = _left(database, due_at)
+            if left == n and now < due_at - dt.timedelta(seconds=1):
+                break
+        else:
+            raise RuntimeError(f"{n} timers could not be made {AHEAD[-1]} s ahead")
         time.sleep((due_at - now).total_seconds() - 0.3)
         before = made.cpu_seconds()
         lateness: list[float] = []
@@ -85,6 +87,16 @@ def _round(made: Installation, n: int) -> dict[str, Any]:
     }
 
 
+def _filled(made: Installation, n: int, ahead: int) -> dt.datetime | None:
+    """When they are due; None when they could not be made in time."""
+    filled = subprocess.run(
+        [sys.executable, "-m", "tests.bench.timers", "--fill", str(n), "--ahead", str(ahead)],
+        cwd=ROOT, env={**made.environment, "DJANGO_SETTINGS_MODULE": "rehydrate.settings"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    return dt.datetime.fromisoformat(filled.stdout.strip()) if filled.returncode == 0 else None
+
+
 def _left(database: psycopg.Connection[Any], due_at: dt.datetime) -> tuple[int, dt.datetime]:
     row = database.execute(
         "SELECT count(*), clock_timestamp() FROM rehydrate_timer WHERE fired_at IS NULL AND due_at = %s", [due_at]
@@ -96,7 +108,7 @@ def _left(database: psycopg.Connection[Any], due_at: dt.datetime) -> tuple[int, 
 # -- within the installation
 
 
-def fill(n: int, *, due_in: int = AHEAD, batch: int = 500) -> dt.datetime:
+def fill(n: int, *, due_in: int, batch: int = 500) -> dt.datetime:
     """`n` runs that each wait for a timer that is due at the same instant, made as an agent makes them."""
     from django.db import transaction
 
@@ -141,13 +153,14 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--fill", type=int, help="make so many in the database of this environment, and say when")
+    parser.add_argument("--ahead", type=int, default=AHEAD[0], help="seconds until those are due")
     options = parser.parse_args()
     if options.fill:
         import django
 
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "rehydrate.settings")
         django.setup()
-        print(fill(options.fill).isoformat())
+        print(fill(options.fill, due_in=options.ahead).isoformat())
     else:
         print(json.dumps(measure(n=options.n, rounds=options.rounds), indent=2))
 

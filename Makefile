@@ -9,12 +9,13 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 -
 	--no-emit-index-url --no-header --no-annotate --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test lint format messages lock clean
+.PHONY: help setup setup-test run test lint bench bench-peers format messages lock clean
 
 help:
 	@echo "make run    set up, start everything, and print a sign-in link (ARGS='--port 8001 --no-demo')"
 	@echo "make test   set up, and run all tests (ARGS='-k inbox')"
 	@echo "make lint   linters, types, import rules, templates, migrations"
+	@echo "make bench  measure (ARGS='--quick'); make bench-peers first installs what to measure beside"
 	@echo "make setup  only set up"
 
 # Debian keeps ensurepip in a package of its own: then the outer pip fills the environment.
@@ -48,6 +49,19 @@ test: setup-test
 
 lint: setup-test
 	@bash .ci/lint
+
+bench: $(VENV)/.test
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+# Other systems, in an environment of their own below .bench; Restate's server comes in a package of npm's.
+BENCH := .bench
+PEERS := "psycopg[binary,pool]" langgraph langgraph-checkpoint-postgres dbos openai-agents restate-sdk aiohttp hypercorn
+
+bench-peers: $(BIN)/python
+	@$(PYTHON) -m venv $(BENCH) 2>/dev/null || { rm -rf $(BENCH) && $(PYTHON) -m venv --without-pip $(BENCH); }
+	@$(BIN)/python -m pip --python $(BENCH)/bin/python --disable-pip-version-check --quiet install $(PEERS)
+	@if command -v npm >/dev/null; then npm install --silent --prefix $(BENCH)/npm @restatedev/restate-server; \
+		else echo "npm was not found: Restate's server is left out."; fi
 
 format: $(VENV)/.test
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

@@ -8,25 +8,13 @@ import argparse
 import json
 import multiprocessing
 import os
-import random
-import time
 import uuid
 from typing import Any
 
 import psycopg
 
-from tests.bench.stage import Caller, Installation, clock, installation, percentiles
-
-_words = random.Random(7)  # noqa: S311 (the same words for every system, nothing secret)
-_VOCABULARY = ["".join(_words.choice("etaoinshrdlucmfwyp") for _ in range(_words.randint(2, 9))) for _ in range(400)]
-#: The checkpoint that every system keeps: about 2 KB of JSON.
-PAYLOAD: dict[str, Any] = {
-    "step": 1,
-    "messages": [
-        {"role": "assistant" if i % 2 else "user", "content": " ".join(_words.choice(_VOCABULARY) for _ in range(26))}
-        for i in range(10)
-    ],
-}
+from tests.bench.plain import PAYLOAD, clock, percentiles, shares
+from tests.bench.stage import Caller, Installation, installation
 
 
 def cycle(agent: Caller, person: Caller, flow: str = "bench") -> dict[str, float]:
@@ -74,6 +62,8 @@ def _drive(port: int, agent_key: str, person_key: str, clients: int, warm: float
     import threading
 
     results: list[dict[str, float]] = []
+    requests: list[int] = []
+    before = os.times()
     errors: list[str] = []
     ready, go = threading.Barrier(clients + 1), threading.Barrier(clients + 1)
 
@@ -83,11 +73,13 @@ def _drive(port: int, agent_key: str, person_key: str, clients: int, warm: float
             end = clock() + warm
             while clock() < end:
                 cycle(agent, person)
+            warmed = agent.sent + person.sent
             ready.wait()
             go.wait()
             end = clock() + seconds
             while clock() < end:
                 results.append(cycle(agent, person))
+            requests.append(agent.sent + person.sent - warmed)
         except Exception as error:
             errors.append(repr(error))
             ready.abort()
@@ -103,21 +95,22 @@ def _drive(port: int, agent_key: str, person_key: str, clients: int, warm: float
         ready.wait(warm + 60)
         pipe.send("ready")
         pipe.recv()
+        before = os.times()
         go.wait()
     except threading.BrokenBarrierError:
         pass
     for thread in threads:
         thread.join(seconds + 60)
     used = os.times()
-    pipe.send((results, errors, used.user + used.system))
+    cpu = used.user + used.system - before.user - before.system
+    pipe.send((results, errors, cpu, sum(requests)))
 
 
 def measure(made: Installation, *, clients: int, seconds: float = 6, warm: float = 2) -> dict[str, Any]:
     """Cycles a second with `clients` clients in at most two processes, latencies in ms, CPU ms a cycle by process."""
     context = multiprocessing.get_context("spawn")
-    shares = [clients] if clients == 1 else [clients // 2, clients - clients // 2]
     pipes, processes = [], []
-    for share in shares:
+    for share in shares(clients):
         ours, theirs = context.Pipe()
         process = context.Process(
             target=_drive, args=(made.port, made.agent, made.person, share, warm, seconds, theirs), daemon=True
@@ -137,10 +130,10 @@ def measure(made: Installation, *, clients: int, seconds: float = 6, warm: float
     after = made.cpu_seconds()
     for process in processes:
         process.join(30)
-    errors = [error for _, failed, _ in found for error in failed]
+    errors = [error for _, failed, _, _ in found for error in failed]
     if errors:
         raise RuntimeError("; ".join(errors[:3]))
-    cycles = [each for results, _, _ in found for each in results]
+    cycles = [each for results, _, _, _ in found for each in results]
     n = len(cycles)
     return {
         "clients": clients,
@@ -150,7 +143,11 @@ def measure(made: Installation, *, clients: int, seconds: float = 6, warm: float
             f"{name}_ms": percentiles([each[name] for each in cycles])
             for name in ("pause", "decide_to_resumed", "cycle")
         },
-        "cpu_ms_a_cycle": {kind: round((after[kind] - cpu[kind]) / n * 1000, 2) for kind in cpu},
+        "cpu_ms_a_cycle": {
+            **{kind: round((after[kind] - cpu[kind]) / n * 1000, 2) for kind in cpu},
+            "clients": round(sum(used for _, _, used, _ in found) / n * 1000, 2),
+        },
+        "requests_a_cycle": round(sum(sent for *_, sent in found) / n, 2),
         "commits_a_cycle": round((_commits(made) - commits) / n, 2),
     }
 
@@ -169,6 +166,5 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=6)
     given = parser.parse_args()
     with installation() as made:
-        time.sleep(0)
         for clients in given.clients:
             print(json.dumps(measure(made, clients=clients, seconds=given.seconds)), flush=True)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,7 +121,8 @@ def installation(*, flows: str = FLOWS, ready_within: float = 120, **environment
                 ready.set()
         ready.set()
 
-    threading.Thread(target=read, daemon=True).start()
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     try:
         if not ready.wait(ready_within) or process.poll() is not None:
             raise RuntimeError("up did not come up:\n" + "\n".join(lines))
@@ -142,6 +142,10 @@ def installation(*, flows: str = FLOWS, ready_within: float = 120, **environment
             process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+        reader.join(10)
+        if process.stdout is not None:
+            process.stdout.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -150,9 +154,11 @@ class Caller:
 
     def __init__(self, port: int, key: str, *, timeout: float = 60) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+        self.sent = 0  # requests
         self.headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
     def post(self, path: str, body: Any, *, expect: tuple[int, ...] = (200, 201)) -> Any:
+        self.sent += 1
         self.connection.request("POST", f"/api/v1{path}", json.dumps(body), self.headers)
         answer = self.connection.getresponse()
         text = answer.read()
@@ -162,20 +168,3 @@ class Caller:
 
     def close(self) -> None:
         self.connection.close()
-
-
-_SHARES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
-
-
-def percentiles(seconds: list[float]) -> dict[str, float]:
-    """p50, p95 and the maximum, in milliseconds."""
-    ordered = sorted(seconds)
-    if not ordered:
-        return {}
-    last = len(ordered) - 1
-    found = {name: round(ordered[round(share * last)] * 1000, 2) for name, share in _SHARES.items()}
-    return {**found, "n": len(ordered)}
-
-
-def clock() -> float:
-    return time.perf_counter()

@@ -20,7 +20,8 @@ from typing import Any
 
 import psycopg
 
-from tests.bench.stage import ROOT, Installation, installation, percentiles
+from tests.bench.plain import percentiles
+from tests.bench.stage import ROOT, Installation, installation
 
 LOOK_EVERY = 0.01
 """Seconds between two looks at how many are left: what is told of lateness is that much too high at most."""

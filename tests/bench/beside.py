@@ -96,11 +96,11 @@ def run(name: str, where: Database, **options: float) -> dict[str, Any]:
         with process, errors:
             try:
                 found = _listen(process, where)
+                process.wait(60)  # by itself: it ends what it has started
             finally:
-                for one in tree(psutil.Process(process.pid))[1:] if process.poll() is None else []:
+                for one in reversed(tree(psutil.Process(process.pid)) if process.poll() is None else []):
                     with contextlib.suppress(psutil.Error):
-                        one.wait(10)
-                process.terminate()
+                        one.kill()
             if not found or found.get("errors"):
                 errors.seek(0)
                 raise RuntimeError(f"{name}: {found.get('errors') or errors.read()[-800:] or 'no answer'}")

@@ -89,16 +89,17 @@ def _notes(cycle: Json) -> Iterable[str]:
     missing = cycle.get("missing") or {}
     if missing:
         yield "Not measured: " + "; ".join(f"{title} ({why})" for title, why in missing.items()) + "."
-    noisy = sorted({
-        f"{system['title']}, {run['clients']} clients, round {run['round']} ({run['others_percent']:g} %)"
-        for system in cycle["systems"].values()
-        for run in system["runs"]
+    runs = [(system["title"], run) for system in cycle["systems"].values() for run in system["runs"]]
+    noisy = [
+        f"{title}, {_clients(run['clients'])}, round {run['round']} ({run['others_percent']:g} %)"
+        for title, run in runs
         if run["others_percent"] > NOISY
-    })  # fmt: skip
+    ]
     if noisy:
+        which = "; ".join(noisy) if len(noisy) <= 5 else "bench.json has which"
         yield (
-            f"Others used more than {NOISY:g} % of the machine during: {'; '.join(noisy)}. Medians leave such runs out"
-            " where there are quiet ones."
+            f"In {len(noisy)} of {len(runs)} runs others used more than {NOISY:g} % of the machine ({which})."
+            " Medians leave them out where there are quiet ones."
         )
 
 

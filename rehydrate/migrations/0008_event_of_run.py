@@ -5,15 +5,20 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('rehydrate', '0007_delivery_pace'),
+        ("rehydrate", "0007_delivery_pace"),
     ]
 
     operations = [
         migrations.AlterField(
-            model_name='ledgerevent',
-            name='workspace',
-            field=models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='rehydrate.workspace'),
+            model_name="ledgerevent",
+            name="workspace",
+            field=models.ForeignKey(
+                db_constraint=False,
+                db_index=False,
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="+",
+                to="rehydrate.workspace",
+            ),
         ),
     ]

@@ -13,7 +13,7 @@ import msgspec
 from django.db import connection
 from msgspec import Struct
 
-from rehydrate import clock, seal
+from rehydrate import clock, seal, sql
 from rehydrate.core.draft import People
 from rehydrate.core.policy import UNDECLARED, FlowPolicy, load
 from rehydrate.core.state import ATTENTION, Decision, Effect, Ref, Run, State, Wait
@@ -79,20 +79,24 @@ class Ground(Struct, frozen=True):
 
 
 _GROUND: Final = f"""
-SELECT clock_timestamp() + %s::interval,
-       coalesce((SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = w.id AND f.name = %s), 0),
-       ({PEOPLE} w.id),
-       (SELECT r.id FROM rehydrate_run r WHERE r.workspace_id = w.id AND r.flow = %s AND r.external_id = %s)
+SELECT (clock_timestamp() + %s::interval)::text,
+       (SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = w.id AND f.name = %s)::text,
+       ({PEOPLE} w.id)::text,
+       (SELECT r.id::text FROM rehydrate_run r WHERE r.workspace_id = w.id AND r.flow = %s AND r.external_id = %s)
 FROM rehydrate_workspace w WHERE w.id = %s
 """
 
 
 def ground(workspace: str, flow: str, external_id: str) -> Ground:
     """All that opening a run needs to know. One statement."""
-    with connection.cursor() as cursor:
-        cursor.execute(_GROUND, [clock.interval(), flow, flow, external_id, workspace])
-        now, number, people, known = cursor.fetchone()
-    return Ground(now, number, policy_of(workspace, flow, number), people_in(people), str(known) if known else None)
+    ((now, number, people, known),) = sql.texts(_GROUND, [clock.interval(), flow, flow, external_id, workspace])
+    policy = policy_of(workspace, flow, int(number or 0))
+    return Ground(_instant(now), int(number or 0), policy, people_in(people), known)
+
+
+def _instant(text: str | None) -> dt.datetime:
+    assert text is not None
+    return dt.datetime.fromisoformat(text)
 
 
 _slugs: dict[str, str] = {}
@@ -120,14 +124,14 @@ def _decoded(value: Any) -> Any:
 
 # -- reading
 
-_LOCK: Final = "SELECT r.id FROM rehydrate_run r WHERE r.id = ANY(%s) ORDER BY r.id FOR NO KEY UPDATE"
+_LOCK: Final = "SELECT r.id::text FROM rehydrate_run r WHERE r.id = ANY(%s) ORDER BY r.id FOR NO KEY UPDATE"
 
 
 #: What an envelope tells beside the state.
 _HISTORY: Final = """,
-       (SELECT jsonb_agg(to_jsonb(x) ORDER BY x.id) FROM rehydrate_externalref x WHERE x.run_id = r.id),
-       (SELECT jsonb_agg(to_jsonb(d) ORDER BY d.seq) FROM rehydrate_decision d WHERE d.run_id = r.id),
-       (SELECT s.sealed FROM rehydrate_checkpointstate s
+       (SELECT jsonb_agg(to_jsonb(x) ORDER BY x.id)::text FROM rehydrate_externalref x WHERE x.run_id = r.id),
+       (SELECT jsonb_agg(to_jsonb(d) ORDER BY d.seq)::text FROM rehydrate_decision d WHERE d.run_id = r.id),
+       (SELECT convert_from(s.sealed, 'UTF8') FROM rehydrate_checkpointstate s
          WHERE s.run_id = r.id AND s.seq = (r.checkpoint->>'seq')::bigint)
 """
 
@@ -157,15 +161,15 @@ def _reading(
         for column in columns
     ]
     some_waits, some_effects = ("", "") if full else (f"AND ({' OR '.join(each)})" for each in (waits, effects))
-    asked = f", ({PEOPLE} r.workspace_id)" if people else ""
+    asked = f", ({PEOPLE} r.workspace_id)::text" if people else ""
     which = pick or ("%(id)s" if one else "ANY(%(ids)s)")
     if by_wait:
         which = f"ANY(ARRAY(SELECT w.run_id FROM rehydrate_wait w WHERE w.id = {which}))"
     return f"""
-SELECT to_jsonb(r), clock_timestamp() + %(offset)s::interval,
-       coalesce((SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = r.workspace_id AND f.name = r.flow), 0),
-       (SELECT jsonb_agg(to_jsonb(w)) FROM rehydrate_wait w WHERE w.run_id = r.id {some_waits}),
-       (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id {some_effects}){asked}
+SELECT to_jsonb(r)::text, (clock_timestamp() + %(offset)s::interval)::text,
+       (SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = r.workspace_id AND f.name = r.flow)::text,
+       (SELECT jsonb_agg(to_jsonb(w))::text FROM rehydrate_wait w WHERE w.run_id = r.id {some_waits}),
+       (SELECT jsonb_agg(to_jsonb(e))::text FROM rehydrate_effect e WHERE e.run_id = r.id {some_effects}){asked}
 {_HISTORY if history else ""} FROM rehydrate_run r WHERE r.id = {which}"""
 
 
@@ -213,13 +217,13 @@ def load_runs(
         named=frozenset() if full else frozenset(name for name, values in given.items() if values),
     )
     where: dict[str, Any] = pick.params if pick is not None else {"id": uuids[0], "ids": uuids}
-    with connection.cursor() as cursor:
-        if lock:
-            cursor.execute(_LOCK, [uuids])
-        cursor.execute(statement, {**given, **where, "offset": clock.interval()})
-        rows = cursor.fetchall()
+    if lock:
+        sql.texts(_LOCK, [uuids])
+    rows = sql.texts(statement, {**given, **where, "offset": clock.interval()})
     loaded: dict[str, Loaded] = {}
-    for row, now, number, waits, effects, *more in rows:
+    for row, now, at, waits, effects, *more in rows:
+        assert row is not None
+        number = int(at or 0)
         marks, run = _struct(row, Run)
         staff = people_in(more.pop(0)) if people else None
         refs, decisions, opaque = more if history else (None, None, None)
@@ -231,11 +235,11 @@ def load_runs(
             {decision.id: decision for decision in structs(decisions, Decision)},
             {(ref.system, ref.type, ref.ref_id): ref for ref in structs(refs, Ref)},
             complete=full,
-            opaque=bytes(opaque) if opaque is not None else None,
+            opaque=opaque.encode() if opaque is not None else None,
         )
         policy = policy_of(run.workspace_id, run.flow, number)
         pinned = policy if run.policy == number else policy_of(run.workspace_id, run.flow, run.policy)
-        loaded[run.id] = Loaded(state, now, number, policy, pinned, marks.revision, staff, any(sealed))
+        loaded[run.id] = Loaded(state, _instant(now), number, policy, pinned, marks.revision, staff, any(sealed))
     return loaded
 
 

@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from django.db.models import Model
 from msgspec import Struct
 
-from rehydrate import models, notices, outbox, seal
+from rehydrate import models, notices, outbox, seal, sql
 from rehydrate.core import events as ev
 from rehydrate.core.canonical import event_hash, instant
 from rehydrate.core.state import Decision, Effect, Ref, Run, State, Wait
@@ -265,18 +265,18 @@ def _write(
     however small the table was when it was made. How many of the runs were as they had been read.
     """
     given = [step for step in writes if step[1]]
-    steps = "".join(f", w{i} AS ({sql})" for i, (sql, _) in enumerate(given))
+    steps = "".join(f", w{i} AS ({step})" for i, (step, _) in enumerate(given))
     params: list[Any] = []
-    for sql, rows in (runs, *given):
-        params += [_json(rows), ids] if "ANY(%s)" in sql else [_json(rows)]
+    for step, rows in (runs, *given):
+        params += [_json(rows), ids] if "ANY(%s)" in step else [_json(rows)]
     told = ""
-    sent = next((f"w{i}" for i, (sql, _) in enumerate(given) if sql is outbox.INSERT), None)
+    sent = next((f"w{i}" for i, (step, _) in enumerate(given) if step is outbox.INSERT), None)
     if news or sent:
         told = f", ({notices.tell(sent, saved='saved')})"
         params.append(notices.parts(news))
-    with connection.cursor() as cursor:
-        cursor.execute(f"WITH saved AS ({runs[0]}){steps} SELECT (SELECT count(*) FROM saved){told}", params)
-        return int(cursor.fetchone()[0])
+    statement = f"WITH saved AS ({runs[0]}){steps} SELECT (SELECT count(*) FROM saved)::text{told}"
+    ((found, *_),) = sql.texts(statement, params)
+    return int(found or 0)
 
 
 def _json(rows: Rows) -> str:

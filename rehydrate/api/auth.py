@@ -1,16 +1,15 @@
 """From a request to its `Caller`: a Bearer key of an agent or a person, or the browser's session with CSRF."""
 
-import json
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 from django.contrib.auth.models import User
-from django.db import connection
 from django.db.models.functions import Now
 from django.http import HttpRequest
 from rest_framework.authentication import CSRFCheck
 from rest_framework.exceptions import NotAuthenticated
 
-from rehydrate import callers, keys
+from rehydrate import callers, keys, sql
 from rehydrate.api import limits
 from rehydrate.callers import Caller
 from rehydrate.core.refusals import Refusal
@@ -29,8 +28,10 @@ def caller_of(request: HttpRequest) -> Caller:
 
 #: One statement for whoever it is, without building rows of models: it is run before everything else.
 _FIND: Final = """
-SELECT k.id, k.kind, k.name, k.digest, k.workspace_id, k.flows, k.last_used_at < now() - %s::interval IS NOT FALSE,
-    u.id, u.username, u.first_name, u.last_name, u.is_active, CASE
+SELECT jsonb_build_object(
+    'id', k.id, 'kind', k.kind, 'name', k.name, 'digest', k.digest, 'workspace', k.workspace_id, 'flows', k.flows,
+    'stale', k.last_used_at < now() - %s::interval IS NOT FALSE, 'user_id', u.id, 'username', u.username,
+    'full_name', btrim(u.first_name || ' ' || u.last_name), 'barred', u.is_active IS FALSE, 'roles', CASE
         WHEN k.kind = 'agent' THEN NULL
         WHEN u.is_superuser THEN (
             SELECT jsonb_object_agg(w.id, '["admin", "auditor"]'::jsonb) FROM rehydrate_workspace w
@@ -42,10 +43,27 @@ SELECT k.id, k.kind, k.name, k.digest, k.workspace_id, k.flows, k.last_used_at <
                 WHERE m.user_id = u.id GROUP BY g.workspace_id
             ) x
         )
-    END
+    END)::text
 FROM rehydrate_apikey k LEFT JOIN auth_user u ON u.id = k.user_id
 WHERE k.prefix = %s AND k.revoked_at IS NULL
 """
+
+
+class _Key(msgspec.Struct):
+    """A key that was not revoked, and whoever is behind it."""
+
+    id: str
+    kind: str
+    name: str
+    digest: str
+    workspace: str | None
+    flows: list[str]
+    stale: bool
+    barred: bool
+    user_id: int | None
+    username: str | None
+    full_name: str | None
+    roles: dict[str, list[str]] | None
 
 
 def _by_key(request: HttpRequest, header: str) -> Caller:
@@ -55,32 +73,27 @@ def _by_key(request: HttpRequest, header: str) -> Caller:
     if prefix is None:
         raise _wrong(request, "Send a key: Authorization: Bearer rhk_...")
     # No cache: a revoked key opens nothing from the next request on.
-    with connection.cursor() as cursor:
-        cursor.execute(_FIND, [USED_EVERY, prefix])
-        row = cursor.fetchone()
-    if row is None or not keys.opens(text, row[3]) or row[11] is False:
+    found = sql.texts(_FIND, [USED_EVERY, prefix])
+    key = msgspec.json.decode(found[0][0] or "", type=_Key) if found else None
+    if key is None or not keys.opens(text, key.digest) or key.barred:
         raise _wrong(request, "This key is not known, or was revoked.")
-    key_id, kind, name, _, workspace, flows, stale, user_id, username, first, last, _, roles = row
-    if stale:
-        ApiKey.objects.filter(pk=key_id).update(last_used_at=Now())
-    if kind == ApiKey.Kind.PERSON:
+    if key.stale:
+        ApiKey.objects.filter(pk=key.id).update(last_used_at=Now())
+    if key.kind == ApiKey.Kind.PERSON:
+        assert key.username is not None
+        assert key.user_id is not None
         return callers.person(
-            username, f"{first} {last}".strip(), _roles(roles), user_id=user_id, key_id=str(key_id), channel="api"
+            key.username, key.full_name or "", key.roles or {}, user_id=key.user_id, key_id=key.id, channel="api"
         )
     return Caller(
         kind="agent",
-        id=name,
-        name=name,
-        workspaces={str(workspace): frozenset()},
-        flows=tuple(flows),
-        owner=username,
-        key_id=str(key_id),
+        id=key.name,
+        name=key.name,
+        workspaces={str(key.workspace): frozenset()},
+        flows=tuple(key.flows),
+        owner=key.username,
+        key_id=key.id,
     )
-
-
-def _roles(found: Any) -> dict[str, list[str]]:
-    roles: dict[str, list[str]] = json.loads(found) if isinstance(found, str) else found or {}
-    return roles
 
 
 def _wrong(request: HttpRequest, detail: str) -> Refusal:

@@ -1,0 +1,101 @@
+"""The few statements that every call of an agent consists of, carried out with as little between them and libpq as can
+be: prepared once a connection, everything as text. All else goes through Django's cursors.
+
+Measured for one statement: 35 µs of this process by a cursor, 10 by this; and it waits in one piece, so that a busy
+process does not take turns with itself four times for each. In a transaction, and where queries are recorded (tests),
+it is the cursor all the same, with the same statement and the same text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import count
+from typing import Any, Final
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+import psycopg
+from django.db import connection
+from psycopg import errors, pq
+
+Param = str | int | bool | UUID | Sequence[str] | Sequence[UUID] | None
+Row = tuple[str | None, ...]
+
+#: Statements that a connection keeps prepared: there are as many texts as ways of changing a run, which are not many.
+KEPT: Final = 150
+
+_numbers: Final = count()
+_prepared: WeakKeyDictionary[psycopg.Connection, OrderedDict[str, bytes]] = WeakKeyDictionary()
+
+
+def texts(statement: str, params: Mapping[str, Param] | Sequence[Param] = ()) -> list[Row]:
+    """The rows of a statement, each value as PostgreSQL writes it. Raises Django's database errors.
+
+    The statement casts what is not text to text, and its placeholders are `%s` or `%(name)s`.
+    """
+    if connection.in_atomic_block or connection.queries_logged or connection.execute_wrappers:
+        with connection.cursor() as cursor:
+            cursor.execute(statement, params)  # type: ignore[arg-type]
+            return list(cursor.fetchall())
+    connection.close_if_health_check_failed()
+    connection.ensure_connection()
+    with connection.wrap_database_errors:
+        text, order = _numbered(statement)
+        given = params if order is None else [params[name] for name in order]  # type: ignore[call-overload]
+        return _carry_out(connection.connection, text, [_text(value) for value in given])
+
+
+@lru_cache(maxsize=1000)
+def _numbered(statement: str) -> tuple[str, list[str] | None]:
+    """The statement with `$1`, and the names in that order (None: by position)."""
+    names: list[str] = []
+    places = count(1)
+
+    def number(found: re.Match[str]) -> str:
+        if (name := found[1]) is None:
+            return f"${next(places)}"
+        if name not in names:
+            names.append(name)
+        return f"${names.index(name) + 1}"
+
+    text = re.sub(r"%(?:\((\w+)\))?s", number, statement)
+    return text, names or None
+
+
+def _text(value: Param) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, str | int | UUID):
+        return str(value).encode()
+    quoted = ('"' + str(item).replace("\\", "\\\\").replace('"', '\\"') + '"' for item in value)
+    return ("{" + ",".join(quoted) + "}").encode()
+
+
+def _carry_out(conn: psycopg.Connection, text: str, params: list[bytes | None]) -> list[Row]:
+    names = _prepared.setdefault(conn, OrderedDict())
+    if (name := names.get(text)) is None:
+        if len(names) >= KEPT:
+            _, oldest = names.popitem(last=False)
+            _checked(conn, conn.pgconn.exec_(b"DEALLOCATE " + oldest))
+        name = f"kept_{next(_numbers)}".encode()
+        _checked(conn, conn.pgconn.prepare(name, text.encode()))
+        names[text] = name
+    else:
+        names.move_to_end(text)
+    result = _checked(conn, conn.pgconn.exec_prepared(name, params))  # type: ignore[arg-type] # None is NULL
+    columns = range(result.nfields)
+    return [
+        tuple(value.decode() if (value := result.get_value(row, column)) is not None else None for column in columns)
+        for row in range(result.ntuples)
+    ]
+
+
+def _checked(conn: psycopg.Connection, result: Any) -> Any:
+    if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+        return result
+    if conn.pgconn.status != pq.ConnStatus.OK:
+        raise psycopg.OperationalError(conn.pgconn.get_error_message())
+    raise errors.error_from_result(result)

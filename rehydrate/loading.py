@@ -143,6 +143,12 @@ class Pick(Struct, frozen=True):
     params: dict[str, Any]
 
 
+def picked(pick: Pick) -> list[str]:
+    """The id of the run that a pick finds, if there is one. For when it cannot be read."""
+    rows = sql.texts(f"SELECT {pick.sql}::text", {**pick.params, "offset": clock.interval()})
+    return [found for (found,) in rows if found is not None]
+
+
 @lru_cache
 def _reading(
     *, pick: str, one: bool, full: bool, people: bool, history: bool, by_wait: bool, named: frozenset[str]

@@ -457,6 +457,7 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
                 picked[:] = [draft.run.id]
                 return core.claim(draft, body) if mine(draft.run.id) else None
 
+            pick = claims.next_claimable(workspace, flows, body.agent, passed)
             try:
                 found, draft = ledger.change(
                     "",
@@ -465,7 +466,7 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
                     operation="claim",
                     lock="never",
                     history=True,
-                    pick=claims.next_claimable(workspace, flows, body.agent, passed),
+                    pick=pick,
                 )
             except ledger.Overtaken:
                 continue  # somebody else wrote it at the same instant: look again
@@ -475,6 +476,7 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
                 if refusal.code != "not_found":
                     raise
             except Exception:
+                picked = picked or loading.picked(pick)
                 if not picked:
                     raise
                 log.exception("run %s cannot be claimed", picked[0])  # and holds up no other

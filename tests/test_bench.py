@@ -57,9 +57,12 @@ def results() -> dict[str, Any]:
                 "restate": {"title": "Restate", "runs": [run(1, 8, 150), run(2, 8, 220), run(3, 8, 140)]},
             },
         },
-        "ingest": {"clients": {"1": {"events_per_second": 9000}, "8": {"events_per_second": 12000}}},
+        "ingest": {
+            "others_percent": 4.0, "clients": {"1": {"events_per_second": 9000}, "8": {"events_per_second": 12000}},
+        },
         "timers": {
             "n": 5000, "early": 0, "twice": 0, "lateness_ms": {"p50": 200.0, "p95": 400.0}, "drained_per_second": 9000,
+            "others_percent": 21.5,
             "peers": {
                 "DBOS sleepers": {"missing": "the package dbos is not installed"},
                 "SQL": {"n": 5000, "lateness_ms": {"p50": 90.0, "p95": 150.0}, "drained_per_second": 28000},
@@ -81,6 +84,7 @@ def test_the_table_has_ratios_bars_and_what_was_not_installed(results: dict[str,
     assert rows["events/s in batches of 100, 1 client"][1:4] == ["9,000", "> 10,000", "**no**"]
     assert rows["events/s in batches of 100, 8 clients"][3] == "yes"
     assert rows["DBOS sleepers"][1] == "the package dbos is not installed"
+    assert "meanwhile: ingest 4 %, timers 21.5 %." in text
     assert "Measured 2026-01-31 on 2 cores, 8 GB" in text
 
 

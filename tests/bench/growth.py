@@ -38,7 +38,7 @@ class Sizes:
     samples: int = 300
 
 
-QUICK = Sizes(runs=5_000, open_waits=2_500, long=1_000, samples=50)
+QUICK = Sizes(runs=10_000, open_waits=200, long=1_000, samples=50)
 USUAL = Sizes(runs=50_000, open_waits=5_000)
 FULL = Sizes(runs=1_000_000, open_waits=20_000)
 

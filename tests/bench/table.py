@@ -25,6 +25,13 @@ def render(results: Json) -> str:
     ]
     if figures:
         blocks.append("\n".join(["| figure | measured | bar | reached |", "| --- | --- | --- | --- |", *figures]))
+    loads = [
+        f"{name} {results[name]['others_percent']:g} %"
+        for name in ("ingest", "timers", "listeners", "growth")
+        if results.get(name)
+    ]
+    if loads:
+        blocks.append(f"Others used of the machine meanwhile: {', '.join(loads)}.")
     if beside := _beside(results):
         blocks.append(beside)
     failed = results.get("failed") or {}

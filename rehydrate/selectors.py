@@ -363,7 +363,10 @@ def _walls(where: _Where, caller: Caller) -> None:
 def _rows(
     tables: str, where: _Where, *, order: list[tuple[str, str, str]], select: str, cursor: str | None, limit: int
 ) -> tuple[list[Json], str | None, int]:
-    """(rows, next, total) of one statement. `order` is [(column, type, ASC or DESC)], the last one unique."""
+    """(rows, next, total) of one statement. `order` is [(column, type, ASC or DESC)], the last one the items' own id.
+
+    All that fit are counted and put in order by what that takes; what is shown of them is read for one page.
+    """
     columns = ", ".join(f"{column} AS o{i}" for i, (column, _, _) in enumerate(order))
     by = ", ".join(f"o{i} {direction}" for i, (_, _, direction) in enumerate(order))
     params = list(where.params)
@@ -376,9 +379,10 @@ def _rows(
         after = f"WHERE ({names}) {sign} ({values})"
         params += place
     statement = (
-        f"WITH f AS (SELECT {select}, {columns} FROM {tables} WHERE {where.sql()})"
-        " SELECT (SELECT count(*) FROM f),"
-        f" (SELECT jsonb_agg(to_jsonb(p)) FROM (SELECT * FROM f {after} ORDER BY {by} LIMIT {limit + 1}) p)"
+        f"WITH f AS (SELECT {columns} FROM {tables} WHERE {where.sql()}),"
+        f" p AS (SELECT * FROM f {after} ORDER BY {by} LIMIT {limit + 1})"
+        f" SELECT (SELECT count(*) FROM f), (SELECT jsonb_agg(to_jsonb(y) ORDER BY {by}) FROM"
+        f" (SELECT {select}, p.* FROM p, {tables} WHERE {order[-1][0]} = p.o{len(order) - 1}) y)"
     )
     with connection.cursor() as db:
         try:
@@ -526,7 +530,9 @@ def list_waits(caller: Caller, *, filters: Json, cursor: str | None, limit: int)
     _walls(where, caller)
     where.add(_NOT_ASIDE)
     status = filters.get("status", "open")
-    if status != "all":
+    if status == "open":
+        where.add("w.status = 'open'")  # as the index says it: a plan that is kept cannot tell from a parameter
+    elif status != "all":
         where.add("w.status = %s", status)
     if "run" in filters:
         where.add("r.id = %s", _id(str(filters["run"]), "run"))

@@ -76,6 +76,20 @@ def _text(value: Param) -> bytes | None:
 
 def _carry_out(conn: psycopg.Connection, text: str, params: list[bytes | None]) -> list[Row]:
     names = _prepared.setdefault(conn, OrderedDict())
+    try:
+        result = _result(conn, names, text, params)
+    except errors.InvalidSqlStatementName:
+        # After a rollback psycopg forgets all that is prepared, and with what is its own also what is kept here.
+        names.clear()
+        result = _result(conn, names, text, params)
+    columns = range(result.nfields)
+    return [
+        tuple(value.decode() if (value := result.get_value(row, column)) is not None else None for column in columns)
+        for row in range(result.ntuples)
+    ]
+
+
+def _result(conn: psycopg.Connection, names: OrderedDict[str, bytes], text: str, params: list[bytes | None]) -> Any:
     if (name := names.get(text)) is None:
         if len(names) >= KEPT:
             _, oldest = names.popitem(last=False)
@@ -85,12 +99,7 @@ def _carry_out(conn: psycopg.Connection, text: str, params: list[bytes | None]) 
         names[text] = name
     else:
         names.move_to_end(text)
-    result = _checked(conn, conn.pgconn.exec_prepared(name, params))  # type: ignore[arg-type] # None is NULL
-    columns = range(result.nfields)
-    return [
-        tuple(value.decode() if (value := result.get_value(row, column)) is not None else None for column in columns)
-        for row in range(result.ntuples)
-    ]
+    return _checked(conn, conn.pgconn.exec_prepared(name, params))  # type: ignore[arg-type] # None is NULL
 
 
 def _checked(conn: psycopg.Connection, result: Any) -> Any:

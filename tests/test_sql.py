@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from django.db import DataError, IntegrityError, OperationalError, connection, transaction
 
@@ -66,3 +68,17 @@ def test_a_bounded_number_is_kept_prepared(monkeypatch: pytest.MonkeyPatch) -> N
         for n in range(7):
             assert sql.texts(f"SELECT '{n}'") == [(str(n),)]
     assert sql.texts("SELECT count(*)::text FROM pg_prepared_statements WHERE name LIKE 'kept_%%'") == [("3",)]
+
+
+def test_what_a_rollback_makes_the_server_forget_is_prepared_again() -> None:
+    """psycopg deallocates everything after a rollback, once it has prepared something itself."""
+    assert sql.texts("SELECT 'kept'") == [("kept",)]
+    with suppress(ZeroDivisionError), transaction.atomic(), connection.cursor() as cursor:
+        for _ in range(5):  # it prepares what it is asked a few times
+            cursor.execute("SELECT %s::int", [1])
+        raise ZeroDivisionError
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        cursor.execute("SELECT count(*) FROM pg_prepared_statements")
+        assert cursor.fetchone() == (0,), "it forgets"
+    assert sql.texts("SELECT 'kept'") == [("kept",)]

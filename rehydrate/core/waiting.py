@@ -16,6 +16,8 @@ from rehydrate.core.state import Wait, after
 
 #: Ten years: the longest that a wait may last.
 LONGEST: Final = timedelta(days=3653)
+#: An escalation that is no later than this, and than a tenth of its time, gives that time from the deadline itself on.
+IN_TIME: Final = timedelta(minutes=1)
 
 # -- opening
 
@@ -292,8 +294,8 @@ def _deadline_passed(draft: Draft, wait: Wait) -> None:
         draft.by_ledger(ev.WaitSatisfied(wait=wait.id, due_at=wait.due_at))
     elif wait.on_timeout == "escalate":
         # Once more, and the same length again. After an outage that counts from now: nobody could have seen it before.
-        again = after(wait.due_at, wait.length)
-        due_at = again if again > draft.now else after(draft.now, wait.length)
+        in_time = draft.now - wait.due_at < min(IN_TIME, timedelta(seconds=wait.length) / 10)
+        due_at = after(wait.due_at if in_time else draft.now, wait.length)
         draft.by_ledger(
             ev.WaitEscalated(
                 wait=wait.id,

@@ -127,6 +127,8 @@ def _attempt(
 ) -> tuple[R | None, Draft, Refusal | None]:
     draft = Draft(loaded.state, context_of(loaded, actor))
     decide.apply_overdue(draft)
+    if draft.recorded:
+        decide.settle(draft)  # what came of it, too: a run that ended by then is over for whoever asks
     mark = draft.state, len(draft.recorded)
     try:
         result = work(draft)

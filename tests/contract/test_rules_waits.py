@@ -615,3 +615,15 @@ def test_terminating_is_a_decision(asked: Run, dave: Person) -> None:
 def test_an_approval_cannot_end_before_it_begins(asked: Run, alice: Person) -> None:
     alice.decide(asked.wait("legal-approval"), expires_at="2020-01-01T00:00:00Z").refused(422, "invalid")
     assert asked.outcome == "wait"
+
+
+def test_a_run_that_its_deadline_ended_is_over_for_whoever_asks_before_the_sweeper(
+    bot: Agent, dave: Person, world: World, clock: Clock
+) -> None:
+    """Rule 6: sweepers only tidy up, so that nobody gets in between the deadline and what comes of it."""
+    run = bot.open(flow=world.variant("brief", on_reject="compensate"))
+    run.pause(approval(due_in=60, on_timeout="reject"))
+    clock.advance(seconds=61)
+    dave.clear(run, "timed_out").refused(409, "run_ended")
+    dave.takeover(run).refused(409, "run_ended")
+    assert run.status == "terminated"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -192,12 +193,12 @@ class Site:
         """The process that `up` started under this name."""
 
         def find() -> psutil.Process | None:
-            mark = {"web": "granian", "postgres": "postgres", "ticks": "qcluster", "tasks": "qcluster"}[name]
+            mark = {"web": "granian", "postgres": "postgres", "ticks": "qcluster", "work": "qcluster"}[name]
             for child in psutil.Process(self.up.process.pid).children():
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                     words = " ".join(child.cmdline())
                     cluster = child.environ().get("Q_CLUSTER_NAME", "")
-                    if mark in words and (mark != "qcluster" or (cluster == "ticks") == (name == "ticks")):
+                    if mark in words and (mark != "qcluster" or cluster.startswith(name)):
                         return child
             return None
 
@@ -379,15 +380,15 @@ class Site:
 
     # -- timers
 
-    def asleep(self, count: int, seconds: int) -> list[str]:
-        """Runs that a timer wakes, all at the same instant; nobody but a tick looks at them."""
-        due = self.sql("SELECT clock_timestamp() + make_interval(secs => %s) AS at", seconds)[0]["at"]
+    def asleep(self, count: int) -> list[str]:
+        """Runs that a timer wakes, all at the same instant, once all are open; nobody but a tick looks at them."""
+        begin = {"type": "checkpoint", "stage": "asleep", "ref": "store://asleep"}
+        timed = time.monotonic()
+        self.call_off(self.open(1, holder="sleeper"))
+        each = time.monotonic() - timed
+        due = self.sql("SELECT clock_timestamp() + make_interval(secs => %s) AS at", 2 + 2 * count * each)[0]["at"]
         timer = {"key": "alarm", "name": "alarm", "kind": "timer", "due_at": due.isoformat()}
-        events: list[Json] = [
-            {"type": "checkpoint", "stage": "asleep", "ref": "store://asleep"},
-            {"type": "paused", "waits": [timer]},
-        ]
-        return self.open(count, events=events, holder="sleeper")
+        return self.open(count, events=[begin, {"type": "paused", "waits": [timer]}], holder="sleeper")
 
     def call_off(self, runs: list[str]) -> None:
         for run in runs:

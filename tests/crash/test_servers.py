@@ -48,3 +48,40 @@ def test_everything_is_stopped_and_started_again(site: Site) -> None:
         assert site.up.end() == 0
         site.start_again()
         progress(3)
+
+
+# -- django-q's clusters
+
+
+def leaves(process: psutil.Process) -> list[psutil.Process]:
+    """Those of a cluster that do its work: the processes at the ends of its tree."""
+    return [child for child in process.children(recursive=True) if not child.children()]
+
+
+def test_a_tick_is_killed_in_the_middle_of_its_batch(site: Site) -> None:
+    runs = site.asleep(30)
+    with site.database() as database:
+        database.execute("LOCK TABLE rehydrate_ledgerevent IN EXCLUSIVE MODE")  # it gets as far as its first event
+        site.until(
+            lambda: site.sql(
+                "SELECT 1 FROM pg_locks WHERE relation = 'rehydrate_ledgerevent'::regclass AND NOT granted"
+            ),
+            "a tick that writes",
+        )
+        workers = leaves(site.service("ticks"))
+        kill(*workers)
+        assert site.awake(runs) == 0
+        database.rollback()
+    site.until(lambda: site.awake(runs) == len(runs), "the next tick")
+    site.woken_once(runs)
+    site.call_off(runs)
+
+
+def test_every_worker_is_killed_busy_or_idle(site: Site) -> None:
+    """django-q2 can hang then, and look alive; timers must go on all the same."""
+    for cluster in ("work", "ticks"):
+        kill(*leaves(site.service(cluster)))
+    runs = site.asleep(5)
+    site.until(lambda: site.awake(runs) == len(runs), "the next tick")
+    site.woken_once(runs)
+    site.call_off(runs)

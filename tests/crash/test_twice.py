@@ -70,7 +70,8 @@ class Resender:
         """How much of everything there is."""
         return self.site.sql(
             "SELECT (SELECT count(*) FROM rehydrate_ledgerevent) AS events,"
-            " (SELECT count(*) FROM rehydrate_run) AS runs, (SELECT count(*) FROM rehydrate_signal) AS signals"
+            " (SELECT count(*) FROM rehydrate_run) AS runs, (SELECT count(*) FROM rehydrate_adminevent) AS acts,"
+            " (SELECT count(*) FROM rehydrate_signal) AS signals"
         )
 
 
@@ -148,6 +149,11 @@ def test_the_same_request_again_after_a_lost_answer_for_every_kind_of_post(site:
     assigned = {"wait": waits[0]["id"], "reason": "It says so."}
     again(alice, "/signals/{signal_id}/assign", assigned, signal_id=kept["signal_id"])
     again(alice, "/runs/{run_id}/terminate", {"reason": "Enough."}, run_id=two)
+
+    told = site.bot.do("/runs", {"flow": "told", "external_id": "told-1"})["run"]["id"]
+    (delivery,) = site.alice.http.get("/deliveries", params={"run": told}).json()["results"]
+    again(alice, "/deliveries/{delivery_id}/resend", {"reason": "It slept."}, delivery_id=delivery["id"])
+    again(alice, "/runs/{run_id}/terminate", {"reason": "Enough."}, run_id=told)
 
     again(alice, "/readiness", {"flow": FLOW, "happened_outside": True, "spans_days": True, "looked_up": []})
 
@@ -228,7 +234,7 @@ def test_one_external_id_opened_by_many_at_the_same_instant(site: Site) -> None:
 def test_several_ticks_at_once(site: Site) -> None:
     """Those of `up`, and two more: each timer fires once, and none early."""
     with site.ticker(), site.ticker():
-        runs = site.asleep(60, 3)
+        runs = site.asleep(60)
         site.until(lambda: site.awake(runs) == len(runs), "the ticks")
     site.woken_once(runs)
     site.call_off(runs)
@@ -241,7 +247,7 @@ def test_several_ticks_at_once(site: Site) -> None:
 def test_the_servers_clock_is_wrong(site: Site, ahead: int) -> None:
     """One of two web servers, and one of the ticks: it is the database's clock that counts."""
     with site.web(ahead=ahead) as url, site.ticker(ahead=ahead):
-        runs = site.asleep(5, 2)
+        runs = site.asleep(5)
         alice = site.by(url, site.alice)
         awaited = site.open(2)
         for run in awaited:

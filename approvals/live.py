@@ -12,11 +12,13 @@ asking anew costs 1.5 % of a core.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
 import re
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
@@ -78,6 +80,12 @@ def topics_of(request: HttpRequest) -> list[wakeups.Topic]:
     return [wakeups.workspace(workspace) for workspace in web.caller_of(request).workspaces]
 
 
+#: What was found to be no news, by who asked for what, with the listener's stamp of that time: asked again while that
+#: is the same, it is still none. Most pages ask again without anything having changed.
+_seen: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+SEEN_AT_MOST: Final = 2000
+
+
 def until(request: HttpRequest, topics: Iterable[wakeups.Topic], look: Callable[[], T | None]) -> T | None:
     """What `look` finds, at once or later; None when there was nothing. Who asks is asked again before each look."""
     if request.GET.get("wait") != "yes":
@@ -85,12 +93,22 @@ def until(request: HttpRequest, topics: Iterable[wakeups.Topic], look: Callable[
     with wakeups.listen(*topics, room=wakeups.PAGES) as ear:
         began = time.monotonic()
         end = began + random.uniform(*PATIENCE)  # noqa: S311 (no secret)
-        ear.take_turn()
+        caller = web.caller_of(request)
+        asked = (caller.id, str(sorted(caller.workspaces.items())), request.get_full_path())
+        stamp = wakeups.listener().stamp(ear)
+        if stamp is None or _seen.get(asked) != stamp:
+            ear.take_turn()
         while wakeups.rest(ear, end - time.monotonic()):
             if time.monotonic() - began > FRESH:
                 web.renew(request)
+            stamp = wakeups.listener().stamp(ear)
             if (found := look()) is not None:
                 return found
+            _seen[asked] = stamp
+            _seen.move_to_end(asked)
+            if len(_seen) > SEEN_AT_MOST:
+                with contextlib.suppress(KeyError):  # another thread took it
+                    _seen.popitem(last=False)
     return None
 
 

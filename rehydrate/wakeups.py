@@ -48,7 +48,9 @@ TIMER: Final[Topic] = ("timer",)
 DELIVERY: Final[Topic] = ("delivery",)
 
 #: Seconds between two looks of those who wait while nobody listens for them; each takes its own in this range.
-SELDOM: Final = (4.0, 8.0)
+SELDOM: Final = (2.0, 4.0)
+#: How often those for whom somebody listens make sure that it is still so.
+SURE: Final = (12.0, 20.0)
 #: Seconds between two looks of the process on behalf of all agents that wait in it: should a notice ever be lost, or
 #: no tick run that applies what is due, they wait no longer than this. Not above `notices.HORIZON`: what becomes due
 #: sooner is told.
@@ -141,7 +143,8 @@ class Ear:
         self._parked = True
         while not self._over:
             left = end - time.monotonic()
-            woken = self._flag.wait(max(0.0, min(left, _dice.uniform(*SELDOM))))
+            pause = _dice.uniform(*(SURE if self._listener.hears(self) else SELDOM))
+            woken = self._flag.wait(max(0.0, min(left, pause)))
             if woken and not self._over:
                 self._listener._heed(self)
                 return True
@@ -179,6 +182,8 @@ class Listener:
         self._rooms: dict[str, OrderedDict[Ear, None]] = {}
         self._nothing: frozenset[Topic] = frozenset()
         self._stirred: set[Topic] = set()
+        self._since = 0.0
+        self._changes: dict[Topic, int] = {}
         self._last_wanted: dict[Kind, float] = {}
         self._armed: frozenset[Kind] = frozenset()
         self._later: OrderedDict[Ear, None] = OrderedDict()
@@ -211,6 +216,16 @@ class Listener:
         with self._lock:
             self._wake_later([ear])
         self._poke()
+
+    def stamp(self, ear: Ear) -> Hashable:
+        """As long as it is the same, nothing has changed in the ear's workspaces. None: that is not known.
+
+        A run by itself has no stamp: its lease is renewed without anybody being told.
+        """
+        with self._lock:
+            if not ear.kinds <= self._armed or any(topic[0] != "workspace" for topic in ear.topics):
+                return None
+            return self._since, tuple(self._changes.get(topic, 0) for topic in ear.topics)
 
     def _join(self, ear: Ear) -> None:
         kinds = ear.kinds
@@ -370,11 +385,13 @@ class Listener:
 
     def _changed_runs(self, what: dict[str, list[str] | None] | None) -> None:
         if what is None:
+            self._since = time.monotonic()
             for topic, ears in self._ears.items():
                 if topic[0] == "workspace":
                     self._wake_later(ears)
             return
         for workspace_id, run_ids in what.items():
+            self._changes[workspace(workspace_id)] = self._changes.get(workspace(workspace_id), 0) + 1
             for run_id in run_ids or ():
                 self._wake_all(run(run_id))
             self._wake_later(self._ears.get(workspace(workspace_id), ()))
@@ -426,6 +443,7 @@ class Listener:
                 self._arm(conn)
                 if self._look_again_at is not None and time.monotonic() >= self._look_again_at:
                     self._look_again_at = None
+                    self._since = time.monotonic()
                     self._wake_everybody()
                 if time.monotonic() >= self._sweep_at:
                     self._sweep(conn)
@@ -456,6 +474,7 @@ class Listener:
             self._armed = wanted
             self._changed.notify_all()
         if Kind.CHANGED in new:
+            self._since = now
             # A transaction that looked for listeners just before commits in a moment, and has told nobody.
             self._look_again_at = now + 1.0
 

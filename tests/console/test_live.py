@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -35,6 +36,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[wakeups.Listener]:
     monkeypatch.setattr(live, "FRESH", 0)
     monkeypatch.setattr(wakeups, "SELDOM", (3600, 3600))
     monkeypatch.setattr(live, "PATIENCE", (60, 60))
+    monkeypatch.setattr(live, "_seen", OrderedDict())
     made = wakeups.Listener()
     monkeypatch.setattr(wakeups, "_the_listener", made)
     yield made
@@ -113,6 +115,35 @@ def test_what_is_no_news_for_a_page_does_not_end_its_wait(
     assert not page.answer.done()
     world.person("bob").approve(wait)
     assert page.answer.result(30).status_code == 200
+
+
+def test_a_list_that_is_asked_for_again_without_news_is_not_looked_at_again(
+    world: World,
+    bot: Agent,
+    session: Callable[[str], Client],
+    threads: ThreadPoolExecutor,
+    listener: wakeups.Listener,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, wait = waiting_order(bot)
+    alice = session("alice")
+    Page(threads, alice, "/?scope=available")
+    (ear,) = _waiting()
+    eventually(lambda: listener._look_again_at is None, what="the second look of who begins to listen")
+    eventually(lambda: listener.stamp(ear) in live._seen.values(), what="the end of that look")
+    looks: list[Any] = []
+    key_of = live.key_of
+
+    def counted(*parts: Any) -> str:
+        looks.append(parts)
+        return key_of(*parts)
+
+    monkeypatch.setattr(live, "key_of", counted)
+    again = Page(threads, alice, "/?scope=available")
+    assert len(looks) == 1  # the page itself
+    world.person("bob").approve(wait)
+    assert again.answer.result(30).status_code == 200
+    assert len(looks) > 1
 
 
 def test_whoever_signed_out_meanwhile_is_told_nothing(

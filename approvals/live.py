@@ -7,7 +7,7 @@ again (static/console.js). Without `wait=yes` it is answered at once.
 Long polls, and no stream of events: each answer is a request of its own, whose session and roles are those of that
 moment; it passes any proxy that lets a slow page through; and of a browser's six connections to a host it takes one in
 each window that is seen, as a stream would, but hands it round when more windows ask. Measured with 200 pages at rest,
-asking anew costs 1.5 % of a core.
+asking anew costs two to three per cent of a core.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 #: The region of the counts that stand on every page.
 COUNTS: Final = "rail-scopes"
-#: Seconds that an answer waits for news; each takes its own in this range. Below what proxies have patience for.
-PATIENCE: Final = (36.0, 48.0)
+#: Seconds that an answer waits for news; each takes its own in this range. Proxies have patience for sixty.
+PATIENCE: Final = (46.0, 54.0)
 #: For so many seconds a request's session and roles are taken to be those of this moment.
 FRESH: Final = 0.2
 

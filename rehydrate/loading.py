@@ -79,7 +79,7 @@ class Ground(Struct, frozen=True):
 
 
 _GROUND: Final = f"""
-SELECT (clock_timestamp() + %s::interval)::text,
+SELECT to_jsonb(clock_timestamp() + %s::interval)::text,
        (SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = w.id AND f.name = %s)::text,
        ({PEOPLE} w.id)::text,
        (SELECT r.id::text FROM rehydrate_run r WHERE r.workspace_id = w.id AND r.flow = %s AND r.external_id = %s)
@@ -94,9 +94,12 @@ def ground(workspace: str, flow: str, external_id: str) -> Ground:
     return Ground(_instant(now), int(number or 0), policy, people_in(people), known)
 
 
+_moment: Final = msgspec.json.Decoder(dt.datetime)
+
+
 def _instant(text: str | None) -> dt.datetime:
     assert text is not None
-    return dt.datetime.fromisoformat(text)
+    return _moment.decode(text)
 
 
 _slugs: dict[str, str] = {}
@@ -172,7 +175,7 @@ def _reading(
     if by_wait:
         which = f"ANY(ARRAY(SELECT w.run_id FROM rehydrate_wait w WHERE w.id = {which}))"
     return f"""
-SELECT to_jsonb(r)::text, (clock_timestamp() + %(offset)s::interval)::text,
+SELECT to_jsonb(r)::text, to_jsonb(clock_timestamp() + %(offset)s::interval)::text,
        (SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = r.workspace_id AND f.name = r.flow)::text,
        (SELECT jsonb_agg(to_jsonb(w))::text FROM rehydrate_wait w WHERE w.run_id = r.id {some_waits}),
        (SELECT jsonb_agg(to_jsonb(e))::text FROM rehydrate_effect e WHERE e.run_id = r.id {some_effects}){asked}

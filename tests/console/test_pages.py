@@ -620,3 +620,17 @@ def test_pages_that_are_not_there_say_so(world: World, session: Session) -> None
         answer = alice.get(path)
         assert answer.status_code == 404
         assert "That is not here" in text_of(answer)
+
+
+def test_a_row_that_was_drawn_before_is_drawn_anew_for_whoever_holds_it(
+    world: World, bot: Agent, session: Session
+) -> None:
+    """Rows are kept as they were drawn; who has claimed an ask is told so, and all others whose it is."""
+    _, wait = waiting_order(bot)
+    alice, bob = session("alice"), session("bob")
+    assert "has it" not in text_of(alice.get("/?scope=available"))
+    world.person("alice").post(f"/waits/{wait['id']}/claim", {}).ok()
+    assert "you have it" in text_of(alice.get("/?scope=mine"))
+    assert "you have it" not in text_of(bob.get("/?scope=mine"))
+    chinese = alice.get("/?scope=mine", headers={"Accept-Language": "zh-hans"})
+    assert "you have it" not in text_of(chinese)

@@ -57,7 +57,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Server:
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     folder: Path
     url: str = ""
     environment: dict[str, str] = field(default_factory=dict)
@@ -96,24 +96,25 @@ def serving() -> Iterator[Server]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("REHYDRATE_")}
     kept.pop("DATABASE_URL", None)
     environment = {**kept, "REHYDRATE_DATA": str(folder / "data")}
-    process = subprocess.Popen(
-        [sys.executable, "manage.py", "up", "--no-demo", "--port", "0"],
-        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    log = folder / "up.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "manage.py", "up", "--no-demo", "--port", "0"],
+            cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT,
+        )  # fmt: skip
     server = Server(process, folder, environment=environment)
     try:
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if match := re.match(r"ready: (\S+)", line):
-                server.url = match[1]
-                break
-        assert server.url, "it did not start:\n" + "".join(said)
+        while not (match := re.search(r"^ready: (\S+)", log.read_text(), re.MULTILINE)):
+            assert process.poll() is None, f"it did not start:\n{log.read_text()}"
+            time.sleep(0.1)
+        server.url = match[1]
         yield server
+    except BaseException:
+        print(log.read_text()[-5000:], file=sys.stderr)
+        raise
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
 
 

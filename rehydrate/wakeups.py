@@ -528,7 +528,8 @@ def _connect() -> psycopg.Connection[Any]:
     for name in ("cursor_factory", "context", "prepare_threshold"):
         params.pop(name, None)
     alive = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
-    return psycopg.connect(**{**params, **alive, "application_name": "rehydrate wakeups"}, autocommit=True)
+    name = f"rehydrate wakeups {os.getpid()}"
+    return psycopg.connect(**{**params, **alive, "application_name": name}, autocommit=True)
 
 
 # -- the process's own

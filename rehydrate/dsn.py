@@ -20,6 +20,8 @@ class UnreachableError(Exception):
     """The database does not take a connection; the message is one sentence, without the password."""
 
 
+#: Plans are kept, and made while tables are small: a plan that reads a whole table, or joins by hashing it, would stay.
+PLANS: Final = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off"
 #: Seconds for which a connection that answered is taken to live.
 TRUSTED: Final = 1.0
 
@@ -71,6 +73,7 @@ def database_settings(url: str, *, pool: int) -> dict[str, Any]:
         "server_side_binding": True,
         "prepare_threshold": 2,
         **parts,
+        "options": f"{PLANS} {parts.get('options') or ''}".strip(),
     }
     if pool:
         options["pool"] = {"min_size": 1, "max_size": pool, "timeout": 10, "connection_class": Pooled}

@@ -10,7 +10,7 @@ import time
 from django.db import DatabaseError, InterfaceError, connection
 from django_q.tasks import async_task
 
-from rehydrate import engine, pulse, sender, wakeups
+from rehydrate import engine, garbage, pulse, sender, wakeups
 from rehydrate.node import queue
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ def tick() -> None:
     """Does what is due, again and again, for the length of a tick or until the supervisor stops."""
     if pulse.ticks_here() > TICKS:
         return
+    garbage.collect_rarely()
     me = pulse.Tick()
     end = time.monotonic() + TICK_LASTS
 

@@ -72,6 +72,7 @@ os.environ.update(
 )
 
 from django.conf import settings  # noqa: E402
+from django.utils import translation  # noqa: E402
 
 assert settings.configured or settings.DATABASES  # read now; pytest-django sets Django up when it finds them read
 
@@ -262,6 +263,13 @@ def web_server(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) 
 def live_server(transactional_db: None, web_server: Server) -> Server:
     """Real HTTP: `.url`, on the test's own tables, which are emptied afterwards. In place of pytest-django's."""
     return web_server
+
+
+@pytest.fixture(autouse=True)
+def _language() -> Iterator[None]:
+    """A page that was asked for in this process leaves its language behind: not for the next test."""
+    yield
+    translation.deactivate()
 
 
 @pytest.fixture(autouse=True)

@@ -130,6 +130,14 @@ def test_it_is_told_with_the_commit_and_never_without(
 
 def test_nobody_is_told_what_nobody_waits_for(cast: Cast) -> None:
     with psycopg.connect(**_params(), autocommit=True) as witness:
+        listening = (
+            "SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database AND d.datname = current_database()"
+            " WHERE l.locktype = 'advisory' AND l.classid = %s AND l.objid = %s"
+        )
+        ready = [notices.LOCKS, int(notices.Kind.READY)]
+        # The server of an earlier test still listens for those who were there a minute ago.
+        gone = wakeups.LINGER * 2
+        eventually(lambda: not witness.execute(listening, ready).fetchall(), within=gone, what="that nobody listens")
         witness.execute(f"LISTEN {notices.CHANNEL}")
         run = cast.open()
         run.append(checkpoint(), ev("note", text="x"))

@@ -57,7 +57,7 @@ def run(given: Options, *, one_each: bool = False) -> None:
             open_ones: list[Any] = [psycopg.connect(given.database, **CONNECTION) for _ in range(clients)]
             graphs = [build(PostgresSaver(one)) for one in open_ones]
         else:
-            pool = ConnectionPool(given.database, min_size=clients, max_size=clients, kwargs=CONNECTION, open=True)
+            pool: Any = ConnectionPool(given.database, min_size=clients, max_size=clients, kwargs=CONNECTION, open=True)
             open_ones = [pool]
             graphs = [build(PostgresSaver(pool))] * clients
 
@@ -67,7 +67,7 @@ def run(given: Options, *, one_each: bool = False) -> None:
             begun = clock()
             assert graphs[k].invoke({"task": "x"}, config, durability="sync")["__interrupt__"]
             paused = clock()
-            answer = Command(resume={"approved": True, "by": "u1"})
+            answer: Command[Any] = Command(resume={"approved": True, "by": "u1"})
             result = graphs[k].invoke(answer, config, durability="sync")
             assert result["decision"]["approved"]
             assert result["state"]["step"] == 1

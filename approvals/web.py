@@ -110,11 +110,18 @@ def frame(request: HttpRequest) -> Shape:
     counts = selectors.inbox_counts(caller_of(request))
     return {
         "now": clock.now(),
-        "scopes": [{"id": name, "count": counts.get(name)} for name in SCOPES],
+        "scopes": [{"id": name, "count": counts.get(name), "figure": _figure(counts.get(name))} for name in SCOPES],
         "scope": scope_of(request),
         "delivery_alarms": counts.get("deliveries"),
         "token": secrets.token_urlsafe(18),
     }
+
+
+def _figure(count: int | None) -> str:
+    """A count as the rail shows it; nothing where it is not counted."""
+    if count is None:
+        return ""
+    return str(count) if count <= selectors.FIGURES_TO else f"{selectors.FIGURES_TO}+"
 
 
 def page(request: HttpRequest, template: str, context: Shape | None = None, *, status: int = 200) -> HttpResponse:

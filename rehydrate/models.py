@@ -219,6 +219,9 @@ class Run(models.Model):
             # lists by status, newest first, and the inbox's scopes
             models.Index(fields=["workspace", "status", "-created_at"], name="run_by_status"),
             models.Index(fields=["workspace", "-created_at", "-id"], name="run_newest"),
+            # the inbox: what nobody fetched, and alarms
+            models.Index(fields=["unclaimed_at"], condition=Q(unclaimed_at__isnull=False), name="run_unclaimed"),
+            models.Index(fields=["id"], condition=Q(ended_at__isnull=True) & ~Q(alarms=[]), name="run_alarmed"),
         ]
 
     def __str__(self) -> str:
@@ -341,6 +344,13 @@ class Wait(models.Model):
         indexes = [
             # the inbox, and what is due: open waits by deadline
             models.Index(fields=["due_at", "id"], condition=Q(status="open"), name="wait_open"),
+            # the inbox: what one has taken up, or was given
+            models.Index(
+                fields=["claimed_by"], condition=Q(status="open", claimed_by__isnull=False), name="wait_claimed"
+            ),
+            models.Index(
+                fields=["assigned_to"], condition=Q(status="open", assigned_to__isnull=False), name="wait_assigned"
+            ),
             # the append path: a run's open waits
             models.Index(fields=["run"], condition=Q(status="open"), name="wait_open_of_run"),
             # signals: by correlation and name

@@ -361,32 +361,40 @@ def _walls(where: _Where, caller: Caller) -> None:
 
 
 def _rows(
-    tables: str, where: _Where, *, order: list[tuple[str, str, str]], select: str, cursor: str | None, limit: int
+    tables: str,
+    where: _Where,
+    *,
+    order: list[tuple[str, str, str]],
+    select: str,
+    cursor: str | None,
+    limit: int,
+    count_to: int | None = None,
 ) -> tuple[list[Json], str | None, int]:
     """(rows, next, total) of one statement. `order` is [(column, type, ASC or DESC)], the last one the items' own id.
 
-    All that fit are counted and put in order by what that takes; what is shown of them is read for one page.
+    Counting and finding a page are apart, so that a page is found by the index that has its order. With `count_to`,
+    the total is one more where there are more.
     """
     columns = ", ".join(f"{column} AS o{i}" for i, (column, _, _) in enumerate(order))
-    by = ", ".join(f"o{i} {direction}" for i, (_, _, direction) in enumerate(order))
-    params = list(where.params)
-    after = ""
+    by = ", ".join(f"{column} {direction}" for column, _, direction in order)
+    shown_by = ", ".join(f"o{i} {direction}" for i, (_, _, direction) in enumerate(order))
+    after, place = "", []
     if cursor:
         place = _place(cursor, [kind for _, kind, _ in order])
         sign = ">" if order[0][2] == "ASC" else "<"
-        names = ", ".join(f"o{i}" for i in range(len(order)))
+        names = ", ".join(column for column, _, _ in order)
         values = ", ".join(f"%s::{kind}" for _, kind, _ in order)
-        after = f"WHERE ({names}) {sign} ({values})"
-        params += place
+        after = f"AND ({names}) {sign} ({values})"
+    counted = "" if count_to is None else f"LIMIT {count_to + 1}"
     statement = (
-        f"WITH f AS (SELECT {columns} FROM {tables} WHERE {where.sql()}),"
-        f" p AS (SELECT * FROM f {after} ORDER BY {by} LIMIT {limit + 1})"
-        f" SELECT (SELECT count(*) FROM f), (SELECT jsonb_agg(to_jsonb(y) ORDER BY {by}) FROM"
+        f"WITH p AS (SELECT {columns} FROM {tables} WHERE {where.sql()} {after} ORDER BY {by} LIMIT {limit + 1})"
+        f" SELECT (SELECT count(*) FROM (SELECT FROM {tables} WHERE {where.sql()} {counted}) f),"
+        f" (SELECT jsonb_agg(to_jsonb(y) ORDER BY {shown_by}) FROM"
         f" (SELECT {select}, p.* FROM p, {tables} WHERE {order[-1][0]} = p.o{len(order) - 1}) y)"
     )
     with connection.cursor() as db:
         try:
-            db.execute(statement, params)
+            db.execute(statement, [*where.params, *place, *where.params])
         except Exception as error:
             if cursor and type(error).__name__ in ("DataError",):
                 raise invalid("/cursor", "Use the `next` of the page before.") from None
@@ -398,6 +406,12 @@ def _rows(
         rows = rows[:limit]
         more = _cursor([str(rows[-1][f"o{i}"]) for i in range(len(order))])
     return rows, more, total
+
+
+#: A page of the console counts so far; a list of the API counts all.
+COUNTED_TO: Final = 1000
+#: The rail's figures go so far.
+FIGURES_TO: Final = 99
 
 
 #: A run's row with the number of its flow's newest policy: what that calls secret is covered in older runs, too.
@@ -486,6 +500,13 @@ def _run_filters(where: _Where, filters: Json) -> None:
             where.add(f"r.{name} = %s", filters[name])
     if "q" in filters:
         _searched(where, filters["q"])
+    if "named" in filters:
+        where.add(
+            "r.id = ANY(ARRAY(SELECT n.id FROM rehydrate_run n WHERE n.external_id = %s"
+            " UNION SELECT e.run_id FROM rehydrate_effect e WHERE e.resource = %s"
+            " UNION SELECT x.run_id FROM rehydrate_externalref x WHERE x.ref_id = %s))",
+            *[filters["named"]] * 3,
+        )
     _outside(where, filters)
     if "label" in filters:
         key, _, value = str(filters["label"]).replace("=", ":", 1).partition(":")
@@ -510,13 +531,31 @@ def _age(text: str) -> int:
 _NEWEST: Final = [("r.created_at", "timestamptz", "DESC"), ("r.id", "uuid", "DESC")]
 
 
-def list_runs(caller: Caller, *, filters: Json, cursor: str | None, limit: int) -> Json:
+def list_runs(caller: Caller, *, filters: Json, cursor: str | None, limit: int, count_to: int | None = None) -> Json:
     """Runs, newest first."""
     where = _Where()
     _walls(where, caller)
     _run_filters(where, filters)
-    rows, more, total = _rows("rehydrate_run r", where, order=_NEWEST, select=_RUN, cursor=cursor, limit=limit)
+    rows, more, total = _rows(
+        "rehydrate_run r", where, order=_NEWEST, select=_RUN, cursor=cursor, limit=limit, count_to=count_to
+    )
     return {"results": [_run_item(caller, row["run"]) for row in rows], "next": more, "total": total}
+
+
+def find_runs(caller: Caller, *, filters: Json, cursor: str | None, limit: int) -> tuple[Json, bool]:
+    """Runs as `list_runs`, counted to `COUNTED_TO`, and whether they are those that `q` names.
+
+    A number that is the external id of a run, or of something outside that it touched, finds these alone, by index;
+    `within` set, or where none has it, all texts are searched.
+    """
+    filters = dict(filters)
+    text, within = filters.get("q"), filters.pop("within", None)
+    if text and not within:
+        named = {name: value for name, value in filters.items() if name != "q"} | {"named": text}
+        found = list_runs(caller, filters=named, cursor=cursor, limit=limit, count_to=COUNTED_TO)
+        if found["total"]:
+            return found, True
+    return list_runs(caller, filters=filters, cursor=cursor, limit=limit, count_to=COUNTED_TO), False
 
 
 _SOONEST: Final = [("w.due_at", "timestamptz", "ASC"), ("w.id", "uuid", "ASC")]
@@ -622,13 +661,15 @@ def _scope(where: _Where, caller: Caller, scope: str) -> str:
         # An act that happened twice outside is an alarm whatever the run does, until somebody clears it.
         twice = msgspec.json.encode([{"code": "effect_repeated"}]).decode()
         where.add(
-            "r.status = 'review' OR (r.ended_at IS NULL AND r.alarms @> %s::jsonb) OR EXISTS"
-            " (SELECT FROM rehydrate_trouble x WHERE x.run_id = r.id AND x.set_aside_at IS NOT NULL)",
+            "r.status = 'review' OR (r.ended_at IS NULL AND r.alarms <> '[]'::jsonb AND r.alarms @> %s::jsonb)"
+            " OR r.id = ANY(ARRAY(SELECT x.run_id FROM rehydrate_trouble x WHERE x.set_aside_at IS NOT NULL))",
             twice,
         )
     elif scope == "unknown":
         where.add(
-            "EXISTS (SELECT 1 FROM rehydrate_effect e WHERE e.run_id = r.id AND"
+            "r.id = ANY(ARRAY(SELECT e.run_id FROM rehydrate_effect e WHERE"
+            " e.state IN ('unknown', 'compensation_unknown')))"
+            " AND EXISTS (SELECT 1 FROM rehydrate_effect e WHERE e.run_id = r.id AND"
             " e.state IN ('unknown', 'compensation_unknown') AND (r.ended_at IS NULL OR e.conflict))"
         )
     elif scope == "taken_over":
@@ -639,28 +680,34 @@ def _scope(where: _Where, caller: Caller, scope: str) -> str:
 
 
 def inbox_counts(caller: Caller) -> dict[str, int]:
-    """How many items each scope has: the totals of the lists, in one statement. `deliveries`: alarms about those."""
+    """How many items each scope of work has, up to one more than `FIGURES_TO`, in one statement.
+
+    `deliveries`: alarms about those.
+    """
+    scopes = [scope for scope in SCOPES if scope != "decided"]
     parts: list[str] = []
     params: list[Any] = []
-    for scope in SCOPES:
+    for scope in scopes:
         where = _Where()
         tables = _scope(where, caller, scope)
-        parts.append(f"(SELECT count(*) FROM {tables} WHERE {where.sql()})")
+        parts.append(f"(SELECT count(*) FROM (SELECT FROM {tables} WHERE {where.sql()} LIMIT {FIGURES_TO + 1}) f)")
         params += where.params
     trouble, more = _trouble(caller)
     with connection.cursor() as db:
         db.execute("SELECT " + ", ".join([*parts, trouble]), [*params, *more])
-        return dict(zip((*SCOPES, "deliveries"), db.fetchone(), strict=True))
+        return dict(zip((*scopes, "deliveries"), db.fetchone(), strict=True))
 
 
 def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limit: int) -> Json:
     """`{results: [{wait, run}], next, total}`: what a scope holds, the most urgent first;
 
-    `wait` is null for a run's own item.
+    `wait` is null for a run's own item; `total` is at most one more than `COUNTED_TO`.
     """
     tables, where, order = _listed(caller, scope, filters)
     if scope in _WAIT_SCOPES:
-        rows, more, total = _rows(tables, where, order=order, select=_BOTH, cursor=cursor, limit=limit)
+        rows, more, total = _rows(
+            tables, where, order=order, select=_BOTH, cursor=cursor, limit=limit, count_to=COUNTED_TO
+        )
         results: list[Json] = [
             {
                 "wait": _wait_item(caller, row["wait"], row["run"]),
@@ -674,7 +721,9 @@ def inbox(caller: Caller, *, scope: str, filters: Json, cursor: str | None, limi
             " AS aside, (SELECT jsonb_agg(to_jsonb(e)) FROM rehydrate_effect e WHERE e.run_id = r.id"
             " AND e.state IN ('unknown', 'compensation_unknown')) AS effects"
         )
-        rows, more, total = _rows(tables, where, order=order, select=select, cursor=cursor, limit=limit)
+        rows, more, total = _rows(
+            tables, where, order=order, select=select, cursor=cursor, limit=limit, count_to=COUNTED_TO
+        )
         results = []
         for row in rows:
             if row["aside"] is not None:
@@ -691,9 +740,8 @@ def inbox_versions(caller: Caller, *, scope: str, filters: Json, cursor: str | N
     """What tells one state of `inbox(...)` from another: its total, and its items' ids with their runs' versions."""
     tables, where, order = _listed(caller, scope, filters)
     item = "w.id" if scope in _WAIT_SCOPES else "r.id"
-    rows, _, total = _rows(
-        tables, where, order=order, select=f"{item} AS item, r.version AS version", cursor=cursor, limit=limit
-    )
+    select = f"{item} AS item, r.version AS version"
+    rows, _, total = _rows(tables, where, order=order, select=select, cursor=cursor, limit=limit, count_to=COUNTED_TO)
     return [total, *((row["item"], row["version"]) for row in rows)]
 
 

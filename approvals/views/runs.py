@@ -33,9 +33,9 @@ REGIONS = {
 def run_list(request: HttpRequest) -> HttpResponse:
     """Runs of every state, by search and filters that live in the address."""
     filters = asked(request, *RUN_FILTERS)
-    listed = selectors.list_runs(
-        caller_of(request), filters=filters, cursor=asked(request, "cursor").get("cursor"), limit=50
-    )
+    cursor = asked(request, "cursor").get("cursor")
+    sought = filters | asked(request, "within")
+    listed, named = selectors.find_runs(caller_of(request), filters=sought, cursor=cursor, limit=50)
     ticks = reads.effects_of([run["id"] for run in listed["results"]])
     query = request.GET.copy()
     query.pop("cursor", None)
@@ -46,7 +46,9 @@ def run_list(request: HttpRequest) -> HttpResponse:
             "place": "runs",
             "runs": [{**run, "effects": ticks.get(run["id"], [])} for run in listed["results"]],
             "next": listed.get("next"),
-            "total": listed.get("total"),
+            "total": listed["total"],
+            "counted_to": selectors.COUNTED_TO,
+            "named": named,
             "filters": filters,
             "statuses": STATUSES,
             "query": query.urlencode(),

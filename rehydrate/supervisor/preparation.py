@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,10 +160,18 @@ def sign_in_link() -> str | None:
         connection.close()
 
 
+def _locked() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [_MIGRATION_LOCK])
+        return bool(cursor.fetchone()[0])
+
+
 @contextlib.contextmanager
 def _one_migrates() -> Iterator[None]:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s)", [_MIGRATION_LOCK])
+    # Asked for again and again: an index that is made beside the work waits for every statement under way, and one that
+    # waited for the lock would be one of those.
+    while not _locked():
+        time.sleep(0.2)
     try:
         yield
     finally:

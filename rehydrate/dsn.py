@@ -21,7 +21,11 @@ class UnreachableError(Exception):
 
 
 #: Plans are kept, and made while tables are small: a plan that reads a whole table, or joins by hashing it, would stay.
-PLANS: Final = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off"
+#: Nor is one question worth several processes.
+PLANS: Final = (
+    " ".join(f"-c {name}=off" for name in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin"))
+    + " -c max_parallel_workers_per_gather=0"
+)
 #: Seconds for which a connection that answered is taken to live.
 TRUSTED: Final = 1.0
 

@@ -301,15 +301,19 @@ def explain(runs: int, open_waits: int) -> Json:
     return {"cookie": f"{cookie.key}={cookie.value}", "queries": queries, "scans": scans}
 
 
-def _scanned(plan: Any) -> set[str]:
-    """Tables that a plan reads from end to end."""
+def _scanned(plan: Any, *, limited: bool = False) -> set[str]:
+    """Tables that a plan reads from end to end, be it by an index of all rows; not what a LIMIT ends early."""
     if isinstance(plan, str):
         plan = json.loads(plan)
     if isinstance(plan, list):
-        return set().union(*map(_scanned, plan))
-    here = {plan["Relation Name"]} if plan.get("Node Type") == "Seq Scan" else set()
+        return set().union(*(_scanned(each, limited=limited) for each in plan))
+    kind, limited = plan.get("Node Type", ""), limited or plan.get("Node Type") == "Limit"
+    whole = kind == "Seq Scan" or (
+        kind in ("Index Scan", "Index Only Scan", "Bitmap Index Scan") and "Index Cond" not in plan and not limited
+    )
+    here = {plan["Relation Name"]} if whole and "Relation Name" in plan else set()
     below = [plan["Plan"]] if "Plan" in plan else plan.get("Plans", [])
-    return set(here).union(*map(_scanned, below))
+    return set(here).union(*(_scanned(each, limited=limited) for each in below))
 
 
 def main() -> None:

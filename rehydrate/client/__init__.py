@@ -7,8 +7,11 @@ def contract(run): ...
 
 ledger.open("contract-approval", "contract-17", title="Contract 17")
 ledger.work()
+
+A script that is no worker takes a run in hand with `with ledger.run(...) as run`; `AsyncLedger` is the same, awaited.
 """
 
+from rehydrate.client.aio import AsyncLedger, AsyncRun, AsyncWorker
 from rehydrate.client.errors import (
     AgentsCannotDecide,
     AlreadyVoted,
@@ -37,6 +40,7 @@ from rehydrate.client.errors import (
     NotResumable,
     NotRetryable,
     NotSent,
+    NotToGoOn,
     OpenCompensation,
     Paused,
     RateLimited,
@@ -71,6 +75,7 @@ from rehydrate.client.shapes import (
     Timer,
     Wait,
 )
+from rehydrate.client.tracing import RunOfRecord
 from rehydrate.client.worker import Worker
 
 __all__ = [
@@ -83,6 +88,9 @@ __all__ = [
     "ApprovalMismatch",
     "ApprovalRejected",
     "ApprovalRequired",
+    "AsyncLedger",
+    "AsyncRun",
+    "AsyncWorker",
     "Callback",
     "ConditionUnmet",
     "Effect",
@@ -108,6 +116,7 @@ __all__ = [
     "NotResumable",
     "NotRetryable",
     "NotSent",
+    "NotToGoOn",
     "OpenCompensation",
     "OpenWait",
     "Paused",
@@ -119,6 +128,7 @@ __all__ = [
     "Run",
     "RunConflict",
     "RunEnded",
+    "RunOfRecord",
     "SelfApproval",
     "Signal",
     "StaleDecision",

@@ -283,6 +283,20 @@ class EffectNotGranted(RehydrateError):
         super().__init__(f"{self.message} ({key} is {state})")
 
 
+class NotToGoOn(RehydrateError):
+    """The run may not go on now; its verdict says why, and who or what has to act first."""
+
+    def __init__(self, verdict: Json) -> None:
+        self.verdict = verdict
+        reasons = " ".join(str(reason.get("message")) for reason in verdict.get("reasons") or [])
+        super().__init__(f"{self.message} {verdict.get('outcome')}: {reasons}".strip())
+
+    @property
+    def outcome(self) -> str:
+        """`wait`, `review`, `compensate` or `terminate`."""
+        return str(self.verdict.get("outcome"))
+
+
 # --- how a flow is left without an error; never caught by `except Exception` ---
 
 

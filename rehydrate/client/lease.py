@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+import contextvars
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rehydrate.client.errors import LeaseLost, LedgerError, RehydrateError, RunEnded
-
-log = logging.getLogger("rehydrate.client")
+from rehydrate.client.tracing import log
 
 # A claimed lease lasts this long until the first call, whatever it lasts afterwards (contract section 6, Claim).
 CLAIM_GRACE_SECONDS = 10.0
@@ -63,8 +62,9 @@ class Lease:
             self._until = self._monotonic() + self.seconds
 
     def keep(self) -> None:
-        """Start renewing in the background."""
-        self._thread = threading.Thread(target=self._keep, name=f"lease-{self._name}", daemon=True)
+        """Start renewing in the background: by a thread, so that an event loop that is busy does not cost the lease."""
+        keep = contextvars.copy_context().run  # its calls and log records belong to the run, too
+        self._thread = threading.Thread(target=keep, args=(self._keep,), name=f"lease-{self._name}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -13,8 +13,10 @@ So a flow has to take the same way each time it is called: what it depends on is
 from __future__ import annotations
 
 import contextlib
-import logging
+import inspect
+import json
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -24,6 +26,7 @@ from urllib.parse import urljoin
 import httpx
 
 from rehydrate.client import errors
+from rehydrate.client.blocking import blocking, blocks
 from rehydrate.client.lease import Lease
 from rehydrate.client.retry import retry_in
 from rehydrate.client.shapes import (
@@ -43,9 +46,7 @@ from rehydrate.client.shapes import (
 )
 
 if TYPE_CHECKING:
-    from rehydrate.client.ledger import Ledger
-
-log = logging.getLogger("rehydrate.client")
+    from rehydrate.client.ledger import LedgerCore
 
 Json = dict[str, Any]
 Do = Callable[[EffectCall], Any]
@@ -63,12 +64,16 @@ NEVER_SENT: tuple[type[BaseException], ...] = (
 )
 # A receipt is worth a long wait: without it, what was done outside is not known to anybody.
 RECEIPT_PATIENCE = 900.0
+# A batch is sent on its own when it has so many events, bytes, or seconds; a body has at most 1000 events and 1 MiB.
+BATCH_EVENTS, BATCH_BYTES, BATCH_SECONDS = 200, 256 * 1024, 5.0
 
 
-class Run:
-    """One run under this process's lease."""
+class RunCore:
+    """One run under this process's lease: what `Run` and `AsyncRun` share, each public method as a step `_name`."""
 
-    def __init__(self, ledger: Ledger, envelope: Mapping[str, Any], lease: Lease, *, stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, ledger: LedgerCore, envelope: Mapping[str, Any], lease: Lease, *, stop: Callable[[], bool]
+    ) -> None:
         run = envelope["run"]
         self._ledger = ledger
         self._lease = lease
@@ -76,8 +81,11 @@ class Run:
         self.id: str = run["id"]
         self.flow: str = run["flow"]
         self.external_id: str = run["external_id"]
+        self.name = f"{self.flow}/{self.external_id}"
         self.title: str = run.get("title") or ""
         self.labels: Any = run.get("labels") or {}
+        self.trace_id: str | None = run.get("trace_id")
+        self.envelope: Json = dict(envelope)  # as the ledger gave it (contract section 6, Rehydrate)
         self.input: Json = envelope.get("input") or run.get("input") or {}
         self.stage: str | None = run.get("stage")
         self.saved: Json = envelope.get("checkpoint") or {}  # the last checkpoint: stage, ref, digest, data, state
@@ -101,10 +109,14 @@ class Run:
         self._refs: set[tuple[str, str, str]] = {(r["system"], r.get("type") or "", r["id"]) for r in refs}
         self._counts: Counter[str] = Counter()
         self._keys: dict[object, str] = {}
+        self._batches = 0
+        self._held: list[Json] = []
+        self._held_bytes, self._held_since = 0, 0.0
+        self.left = False  # the lease was given up: paused, completed, failed or released
 
     # --- where the run is ----------------------------------------------------
 
-    def checkpoint(
+    async def _checkpoint(
         self,
         stage: str,
         *,
@@ -122,22 +134,22 @@ class Run:
         for name, value in (("ref", ref), ("digest", digest), ("data", data), ("state", state), ("next", next)):
             if value is not None:
                 event[name] = value
-        self._append([event])
+        await self._tell_or_hold(event)
         self._passed.add(stage)
         self.stage = stage
 
-    def note(self, text: str) -> None:
+    async def _note(self, text: str) -> None:
         """A sentence for the people who look at the run. Written each time it is reached, replays included."""
-        self._append([{"type": "note", "text": text}])
+        await self._tell_or_hold({"type": "note", "text": text})
 
-    def external_ref(self, system: str, type: str, id: str, *, url: str | None = None) -> None:
+    async def _external_ref(self, system: str, type: str, id: str, *, url: str | None = None) -> None:
         """Something outside that belongs to this run; its page links to it."""
         if (system, type, id) in self._refs:
             return
         event: Json = {"type": "external_ref", "system": system, "ref_type": type, "id": id}
         if url is not None:
             event["url"] = url
-        self._append([event])
+        await self._tell_or_hold(event)
         self._refs.add((system, type, id))
 
     def check(self) -> None:
@@ -146,10 +158,30 @@ class Run:
         if self._stop():
             raise errors.Stopping
 
+    async def _tell_or_hold(self, event: Json) -> None:
+        """Tell the ledger now; in a batch, together with others."""
+        if not self._batches:
+            await self._append([event])
+            return
+        self.check()
+        self._held_since = self._held_since if self._held else time.monotonic()
+        self._held.append(event)
+        self._held_bytes += len(json.dumps(event))
+        old = time.monotonic() - self._held_since > BATCH_SECONDS
+        if old or len(self._held) >= BATCH_EVENTS or self._held_bytes >= BATCH_BYTES:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        """Tell the ledger what a batch holds."""
+        if self._held:
+            held, self._held, self._held_bytes = self._held, [], 0
+            await self._tell(held, patience=None)
+
     # --- effects ----------------------------------------------------
 
-    def effect(
+    async def _effect(
         self,
+        /,
         what: Effect | str,
         arguments: Mapping[str, Any] | None = None,
         *,
@@ -172,10 +204,15 @@ class Run:
             self.check()
             return result_of(known.get("receipt"))
         if known is not None and known["state"] == "unknown" and lookup is not None:
-            found = self._look_up(effect, key, known, lookup)
+            found = await self._look_up(effect, key, known, lookup)
             if found is not None:
                 return found
-        self._append([effect.planned(key, start=True, arguments=self._edited(key))])
+        try:
+            await self._append([effect.planned(key, start=True, arguments=self._edited(key))])
+        except BaseException as error:
+            if (self._effects.get(key) or {}).get("granted"):  # cancelled while it was being granted: it did not begin
+                await self._record({"type": "effect.failed", "key": key, "error": error_of(error)})
+            raise
         known = self._effects[key]
         if not known.get("granted"):
             if known["state"] == "executed":
@@ -183,33 +220,33 @@ class Run:
             if known["state"] in ("unknown", "started"):
                 raise errors.EffectOutcomeUnknown(key)
             raise errors.EffectNotGranted(key, known["state"])
-        return self._do(key, self._call_for(effect, key, known), do)
+        return await self._do(key, self._call_for(effect, key, known), do)
 
-    def _do(self, key: str, call: EffectCall, do: Do) -> Json:
+    async def _do(self, key: str, call: EffectCall, do: Do) -> Json:
         try:
-            result = do(call)
+            result = await _called(do, call)
         except NEVER_SENT as error:
-            self._record({"type": "effect.failed", "key": key, "error": error_of(error)})
+            await self._record({"type": "effect.failed", "key": key, "error": error_of(error)})
             raise errors.EffectFailed(key, str(error)) from error
         except BaseException as error:
-            self._record({"type": "effect.unknown", "key": key, "error": error_of(error)})
+            await self._record({"type": "effect.unknown", "key": key, "error": error_of(error)})
             if isinstance(error, Exception):
                 raise errors.EffectOutcomeUnknown(key, f"{type(error).__name__}: {error}") from error
             raise
         receipt = receipt_of(result, key)
-        self._record({"type": "effect.executed", "key": key, "receipt": receipt})
+        await self._record({"type": "effect.executed", "key": key, "receipt": receipt})
         return result_of(receipt)
 
-    def _look_up(self, effect: Effect, key: str, known: Json, lookup: Do) -> Json | None:
+    async def _look_up(self, effect: Effect, key: str, known: Json, lookup: Do) -> Json | None:
         """Find out what became of an effect; None when it did not happen, so that it may be started."""
         self.check()
-        found = lookup(self._call_for(effect, key, known))
+        found = await _called(lookup, self._call_for(effect, key, known))
         if found is not None:
             receipt = receipt_of(found, key)
-            self._record({"type": "effect.executed", "key": key, "receipt": receipt})
+            await self._record({"type": "effect.executed", "key": key, "receipt": receipt})
             return result_of(receipt)
         evidence = f"{effect.action} was looked up by its key at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: not there."
-        self._record({"type": "effect.not_executed", "key": key, "evidence": evidence})
+        await self._record({"type": "effect.not_executed", "key": key, "evidence": evidence})
         return None
 
     def _call_for(self, effect: Effect, key: str, known: Json) -> EffectCall:
@@ -250,59 +287,69 @@ class Run:
 
     # --- pauses ----------------------------------------------------
 
-    def ask(self, name: str, summary: str, *, effect: Effect | None = None, due: Due = "3d", **fields: Any) -> Answer:
+    async def _ask(
+        self, /, name: str, summary: str, *, effect: Effect | None = None, due: Due = "3d", **fields: Any
+    ) -> Answer:
         """Ask people, and pause until they have answered; the answer is the same on each replay. Fields: `Approval`."""
-        return self.wait_for(Approval(name, due, summary=summary, effect=effect, **fields))
+        return await self._wait_for(Approval(name, due, summary=summary, effect=effect, **fields))
 
-    def timer(self, name: str, due: Due, **fields: Any) -> Answer:
+    async def _timer(self, /, name: str, due: Due, **fields: Any) -> Answer:
         """Pause until then."""
-        return self.wait_for(Timer(name, due, **fields))
+        return await self._wait_for(Timer(name, due, **fields))
 
-    def callback(self, name: str, *, due: Due = "3d", **fields: Any) -> Answer:
+    async def _callback(self, /, name: str, *, due: Due = "3d", **fields: Any) -> Answer:
         """Pause until somebody calls the wait's URL. To hand the URL out first, `open` the wait and `wait_for` that."""
-        return self.wait_for(Callback(name, due, **fields))
+        return await self._wait_for(Callback(name, due, **fields))
 
-    def signal(self, name: str, *, due: Due = "3d", **fields: Any) -> Answer:
+    async def _signal(self, /, name: str, *, due: Due = "3d", **fields: Any) -> Answer:
         """Pause until a signal of this name comes."""
-        return self.wait_for(Signal(name, due, **fields))
+        return await self._wait_for(Signal(name, due, **fields))
 
-    def open(self, wait: Wait) -> OpenWait:
+    async def _open(self, wait: Wait) -> OpenWait:
         """Open a wait and go on: its URL can be handed out before the run pauses for it."""
         key = self._wait_key(wait)
-        known = self._wait(key)
+        await self._see_waits([key])
+        known = self._waits.get(key)
         if known is None:
-            self._learn_waits(self._append([{"type": "wait.opened", "wait": wait.body(key)}]).get("waits") or [])
+            opened = await self._append([{"type": "wait.opened", "wait": wait.body(key)}])
+            self._learn_waits(opened.get("waits") or [])
             known = self._waits[key]
         url = known.get("callback_url")
         return OpenWait(wait, key, known["id"], urljoin(self._ledger.url + "/", url) if url else None)
 
-    def wait_for(self, wait: Wait | OpenWait) -> Answer:
+    async def _wait_for(self, wait: Wait | OpenWait) -> Answer:
         """Pause for one wait, and give its answer."""
-        return self.pause(wait)[0]
+        return (await self._pause(wait))[0]
 
-    def pause(self, *waits: Wait | OpenWait, resume_when: str = "all") -> list[Answer]:
+    async def _pause(self, *waits: Wait | OpenWait, resume_when: str = "all") -> list[Answer]:
         """Pause until all (or with `"any"` the first) of these are answered; their answers, in the order given."""
-        keys = self._keys_of_pause(waits, first_counts=resume_when == "any")
+        keys = await self._keys_of_pause(waits, first_counts=resume_when == "any")
         if self._resolved(keys, first_counts=resume_when == "any"):
             self.check()
             return [self._answer(wait, key) for wait, key in zip(waits, keys, strict=True)]
-        self._pause(waits, keys, resume_when)
+        await self._pause_for(waits, keys, resume_when)
 
-    def each(self, *waits: Wait | OpenWait) -> Iterator[Answer]:
-        """The answers as they come: the flow is called again at each, gets all so far, and pauses for the rest."""
+    async def _each(self, waits: Sequence[Wait | OpenWait]) -> tuple[list[Answer], list[tuple[Wait | OpenWait, str]]]:
+        """The answers that have come, and the waits that are open still, with their keys."""
+        answers: list[Answer] = []
         left: list[tuple[Wait | OpenWait, str]] = []
-        for wait, key in zip(waits, self._keys_of_pause(waits, first_counts=False), strict=True):
-            known = self._wait(key)
+        for wait, key in zip(waits, await self._keys_of_pause(waits, first_counts=False), strict=True):
+            known = self._waits.get(key)
             if known is not None and known["status"] != "open":
-                yield answer_of(known)
+                answers.append(answer_of(known))
             else:
                 left.append((wait, key))
-        if left:
-            self._pause([wait for wait, _ in left], [key for _, key in left], "each")
+        return answers, left
 
-    def _keys_of_pause(self, waits: Sequence[Wait | OpenWait], *, first_counts: bool) -> list[str]:
+    async def _pause_for_each(self, left: Sequence[tuple[Wait | OpenWait, str]]) -> None:
+        """Pause until the next of these is answered; when there are none, the flow goes on."""
+        if left:
+            await self._pause_for([wait for wait, _ in left], [key for _, key in left], "each")
+
+    async def _keys_of_pause(self, waits: Sequence[Wait | OpenWait], *, first_counts: bool) -> list[str]:
         """The keys of this pause's waits: anew (`.2`, `.3` ...) where a takeover or a recall withdrew them."""
         keys = [wait.key if isinstance(wait, OpenWait) else self._wait_key(wait) for wait in waits]
+        await self._see_waits(keys, first_counts=first_counts)
         if not first_counts:
             return [self._latest(key) for key in keys]
         # The losers of such a pause are superseded too, but by the answer that counts; only all of them are withdrawn.
@@ -313,24 +360,24 @@ class Run:
         return current
 
     def _resolved(self, keys: Sequence[str], *, first_counts: bool) -> bool:
-        known = [wait for wait in map(self._wait, keys) if wait is not None]
+        known = [self._waits[key] for key in keys if key in self._waits]
         if first_counts and any(w["status"] in ("satisfied", "rejected") or w.get("decision") for w in known):
             return True
         return len(known) == len(keys) and all(wait["status"] != "open" for wait in known)
 
     def _answer(self, wait: Wait | OpenWait, key: str) -> Answer:
-        known = self._wait(key)
+        known = self._waits.get(key)
         if known is not None:
             return answer_of(known)
         inner = wait.wait if isinstance(wait, OpenWait) else wait
         return Answer(key, inner.name, inner.kind, "superseded")  # never opened: its twin was answered before the pause
 
-    def _pause(self, waits: Sequence[Wait | OpenWait], keys: Sequence[str], resume_when: str) -> NoReturn:
+    async def _pause_for(self, waits: Sequence[Wait | OpenWait], keys: Sequence[str], resume_when: str) -> NoReturn:
         events: list[Json] = []
         bodies: list[Json] = []
         for wait, key in zip(waits, keys, strict=True):
             inner = wait.wait if isinstance(wait, OpenWait) else wait
-            if self._wait(key) is not None:
+            if self._waits.get(key) is not None:
                 bodies.append({"key": key})  # open already: it keeps its id, version and deadline
                 continue
             body = inner.body(key)
@@ -343,7 +390,8 @@ class Run:
                 body["ask"] = inner.ask(effect_key)
             bodies.append(body)
         events.append({"type": "paused", "waits": bodies, "resume_when": resume_when})
-        self._append(events)
+        await self._append(events)
+        self.left = True
         raise errors.Paused
 
     def _wait_key(self, wait: Wait) -> str:
@@ -363,12 +411,12 @@ class Run:
 
     def _withdrawn(self, key: str) -> bool:
         """Closed without any answer, as by a takeover or a recall."""
-        known = self._wait(key)
+        known = self._waits.get(key)
         return known is not None and known["status"] in ("superseded", "cancelled") and not known.get("decision")
 
     # --- undoing ----------------------------------------------------
 
-    def compensate(self) -> None:
+    async def _compensate(self) -> None:
         """Undo what the verdict lists, newest first, with the functions registered by `@ledger.undo`."""
         for key in self.undo_list:
             known = self._effects[key]
@@ -376,7 +424,7 @@ class Run:
             action = str(compensation.get("action"))
             if "." not in action:
                 action = f"{compensation.get('system')}.{action}"
-            self._append([{"type": "effect.compensating", "key": key}])
+            await self._append([{"type": "effect.compensating", "key": key}])
             undo = self._ledger.undo_functions.get(action)
             call = EffectCall(
                 key=f"{key}/undo",
@@ -391,38 +439,40 @@ class Run:
             try:
                 if undo is None:
                     raise errors.NotSent(f"This agent has no undo function for {action}.")
-                result = undo(call)
+                result = await _called(undo, call)
             except NEVER_SENT as error:
-                self._record({"type": "effect.compensation_failed", "key": key, "error": error_of(error)})
+                await self._record({"type": "effect.compensation_failed", "key": key, "error": error_of(error)})
                 raise errors.EffectFailed(key, str(error)) from error
             except BaseException as error:
-                self._record({"type": "effect.compensation_unknown", "key": key, "error": error_of(error)})
+                await self._record({"type": "effect.compensation_unknown", "key": key, "error": error_of(error)})
                 if isinstance(error, Exception):
                     raise errors.EffectOutcomeUnknown(key, f"{type(error).__name__}: {error}") from error
                 raise
-            self._record({"type": "effect.compensated", "key": key, "receipt": receipt_of(result, call.key)})
+            await self._record({"type": "effect.compensated", "key": key, "receipt": receipt_of(result, call.key)})
 
     # --- the end, and talking to the ledger ----------------------------------------------------
 
-    def cancel(self, reason: str) -> None:
+    async def _cancel(self, reason: str) -> None:
         """Call the run off; the flow's policy says what is undone."""
-        self._append([{"type": "cancelled", "reason": reason}])
+        await self._append([{"type": "cancelled", "reason": reason}])
         raise errors.Stopping
 
-    def complete(self, result: Any) -> None:
+    async def _complete(self, result: Any) -> None:
         """The flow is through: what it returned is the run's result."""
         event: Json = {"type": "completed"}
         if isinstance(result, Mapping) and result and set(result) <= {"ref", "digest", "data"}:
             event["result"] = dict(result)
         elif result is not None:
             event["result"] = {"data": result}
-        self._append([event])
+        await self._append([event])
+        self.left = True
 
-    def fail(self, error: BaseException, *, retryable: bool) -> None:
+    async def _fail(self, error: BaseException, *, retryable: bool) -> None:
         """The flow failed: it is tried again later, or a person looks at it now."""
         self._failures += 1
         pause = (self.retry_in() or 0) if retryable else 0
-        self._append([{"type": "failed", "error": error_of(error), "retryable": retryable, "retry_in": pause}])
+        await self._append([{"type": "failed", "error": error_of(error), "retryable": retryable, "retry_in": pause}])
+        self.left = True
 
     def retry_in(self) -> int | None:
         """Seconds until the next try after the failures so far; None when there is none: a person looks at it now."""
@@ -433,24 +483,27 @@ class Run:
         effect = self._effects.get(key) or {}
         return bool(effect.get("retry_safe") or effect.get("lookup"))
 
-    def release(self, retry_in: int | None = None) -> None:
+    async def _release(self, retry_in: int | None = None) -> None:
         """Give the lease back: the ledger's verdict says what happens now. One that is gone already is as good."""
         with contextlib.suppress(errors.LeaseLost, errors.RunEnded):
-            self._ledger.release(self.id, self._lease.epoch, retry_in=retry_in)
+            await self._flush()
+            await self._ledger._release(self.id, self._lease.epoch, retry_in=retry_in)
+        self.left = True
 
-    def _append(self, events: list[Json]) -> Json:
+    async def _append(self, events: list[Json]) -> Json:
         self._lease.check()
         if self._stop() and events[-1]["type"] not in ("paused", "completed", "failed"):
             raise errors.Stopping
-        return self._tell(events, patience=None)
+        await self._flush()
+        return await self._tell(events, patience=None)
 
-    def _record(self, receipt: Json) -> None:
+    async def _record(self, receipt: Json) -> None:
         """Record what became of an effect: also when the lease is lost, and for as long as it may take."""
-        self._tell([receipt], patience=RECEIPT_PATIENCE)
+        await self._tell([receipt], patience=RECEIPT_PATIENCE)
 
-    def _tell(self, events: list[Json], *, patience: float | None) -> Json:
+    async def _tell(self, events: list[Json], *, patience: float | None) -> Json:
         try:
-            answer = self._ledger.append(self.id, self._lease.epoch, events, patience=patience)
+            answer = await self._ledger._append(self.id, self._lease.epoch, events, patience=patience)
         except (errors.LeaseLost, errors.RunEnded) as error:
             self._lease.lose(error)
             if patience is not None and error.recorded:
@@ -468,17 +521,67 @@ class Run:
             key = wait.get("key") or wait["name"]
             self._waits[key] = {**self._waits.get(key, {}), **wait, "key": key}
 
-    def _wait(self, key: str) -> Json | None:
-        """A wait of this run. The envelope has those of the latest pause; the others are fetched when first needed."""
-        if key not in self._waits and not self._all_waits:
-            latest = dict(self._waits)
-            self._learn_waits(self._ledger.get(self.id).get("waits") or [])
-            self._learn_waits(list(latest.values()))  # what the verdict was given on stays as it was
-            self._all_waits = True
-        return self._waits.get(key)
+    async def _see_waits(self, keys: Sequence[str], *, first_counts: bool = False) -> None:
+        """The envelope has the waits of the latest pause; the others are fetched when one is first needed."""
+        withdrawn = map(self._withdrawn, keys)
+        if self._all_waits or (
+            all(key in self._waits for key in keys) and not (all(withdrawn) if first_counts else any(withdrawn))
+        ):
+            return
+        latest = list(self._waits.values())
+        self._learn_waits((await self._ledger._get(self.id)).get("waits") or [])
+        self._learn_waits(latest)  # what the verdict was given on stays as it was
+        self._all_waits = True
 
     def _learn(self, effect: Json) -> None:
         self._effects[effect["key"]] = {**self._effects.get(effect["key"], {}), "granted": None, **effect}
+
+
+class Run(RunCore):
+    """One run under this process's lease, in code that blocks."""
+
+    checkpoint = blocks(RunCore._checkpoint)
+    note = blocks(RunCore._note)
+    external_ref = blocks(RunCore._external_ref)
+    effect = blocks(RunCore._effect)
+    ask = blocks(RunCore._ask)
+    timer = blocks(RunCore._timer)
+    callback = blocks(RunCore._callback)
+    signal = blocks(RunCore._signal)
+    open = blocks(RunCore._open)
+    wait_for = blocks(RunCore._wait_for)
+    pause = blocks(RunCore._pause)
+    compensate = blocks(RunCore._compensate)
+    cancel = blocks(RunCore._cancel)
+    complete = blocks(RunCore._complete)
+    fail = blocks(RunCore._fail)
+    release = blocks(RunCore._release)
+
+    def each(self, *waits: Wait | OpenWait) -> Iterator[Answer]:
+        """The answers as they come: the flow is called again at each, gets all so far, and pauses for the rest."""
+        answers, left = blocking(self._each(waits))
+        yield from answers
+        blocking(self._pause_for_each(left))
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Notes, checkpoints and references of this block go to the ledger together, in their order.
+
+        They are on record when the block has ended, or before: whatever else the run does waits until they are, and
+        many, large or old ones are sent on the way. A process that dies in the block may take the last ones with it.
+        """
+        self._batches += 1
+        try:
+            yield
+        finally:
+            self._batches -= 1
+            blocking(self._flush())
+
+
+async def _called(function: Do, call: EffectCall) -> Any:
+    """What a `do`, look-up or undo function returned, async or not."""
+    result = function(call)
+    return await result if inspect.isawaitable(result) else result
 
 
 def error_of(error: BaseException) -> Json:

@@ -42,11 +42,11 @@ class WorkerCore(ABC):
         self._concurrency = concurrency
         self._died: BaseException | None = None
         names = list(flows) if flows is not None else list(ledger.flows)
-        # One claim names one agent version: flows of the same version are claimed together.
-        self._groups: dict[tuple[str, tuple[str, ...]], list[RegisteredFlow]] = {}
+        # One claim carries one agent card: flows whose cards say the same are claimed together.
+        self._groups: dict[tuple[str, tuple[str, ...], str], list[RegisteredFlow]] = {}
         for name in names:
             flow = ledger.flows[name]
-            self._groups.setdefault((flow.version, flow.reads), []).append(flow)
+            self._groups.setdefault((flow.version, flow.reads, flow.framework), []).append(flow)
         if not self._groups:
             raise ValueError("No flow is registered: put @ledger.flow(...) on a function first.")
 

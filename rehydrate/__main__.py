@@ -17,7 +17,14 @@ WITHOUT_DATABASE = {
 
 
 def main() -> None:
-    """Runs one management command; exits with one sentence where the machine is not ready for it."""
+    """Runs one management command; exits with one sentence where the machine is not ready for it.
+
+    `doctor` is for the machines of agents: it needs no more than the client does.
+    """
+    if sys.argv[1:2] == ["doctor"]:
+        from rehydrate.client import doctor
+
+        sys.exit(doctor.main(sys.argv[2:]))
     if importlib.util.find_spec("django") is None:
         sys.exit("This command belongs to the server, which is not installed here: pip install 'rehydrate[server]'")
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "rehydrate.settings")

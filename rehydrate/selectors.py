@@ -26,6 +26,7 @@ from rehydrate.core.draft import Draft, same_person
 from rehydrate.core.policy import FlowPolicy
 from rehydrate.core.refusals import Refusal, invalid, not_found
 from rehydrate.core.state import Decision, Effect, Ref, Run, State, Wait
+from rehydrate.models import Workspace
 
 Json = dict[str, Any]
 
@@ -532,6 +533,19 @@ def _age(text: str) -> int:
         return min(age, 10**10)  # older than anything
     except ValueError:
         raise invalid("/older_than", "Write a number of seconds, or a number and s, m, h, d or w.") from None
+
+
+def who(caller: Caller) -> Json:
+    """Who asks, and what they may use."""
+    names = dict(Workspace.objects.filter(pk__in=caller.workspaces).values_list("pk", "slug"))
+    workspaces = [{"name": names[UUID(key)], "roles": sorted(roles)} for key, roles in caller.workspaces.items()]
+    return {
+        "kind": caller.kind,
+        "name": caller.id,
+        "owner": caller.owner,
+        "workspaces": sorted(workspaces, key=lambda workspace: str(workspace["name"])),
+        "flows": sorted(caller.flows),
+    }
 
 
 _NEWEST: Final = [("r.created_at", "timestamptz", "DESC"), ("r.id", "uuid", "DESC")]

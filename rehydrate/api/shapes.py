@@ -527,6 +527,26 @@ class DeliveryWhole(Delivery):
     body: DeliveryBody
 
 
+# -- callers -----------------------------------------------------------------------------------------------------------
+
+
+class MyWorkspace(Shape):
+    """`roles` are a person's; an agent has none."""
+
+    name: str
+    roles: list[str]
+
+
+class Me(Shape):
+    """Who asks. `flows` are those that an agent's key allows, `["*"]` for all; `owner` is who answers for that key."""
+
+    kind: Literal["agent", "person"]
+    name: str
+    owner: str | None
+    workspaces: list[MyWorkspace]
+    flows: list[str]
+
+
 # -- lists -------------------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from rehydrate.api import views as v
 from rehydrate.api.endpoint import resource
 
 urlpatterns: list[URLPattern] = [
+    resource("v1/me", v.who_am_i),
     resource("v1/runs", v.list_runs, v.open_run),
     resource("v1/runs/<str:run_id>", v.get_run),
     resource("v1/runs/<str:run_id>/events", v.list_events, v.append_events),

@@ -343,6 +343,15 @@ def resend_delivery(caller: Caller, *, delivery_id: str, body: c.Resend) -> Json
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
+@get(tag="Reading", answers={200: shapes.Me})
+def who_am_i(caller: Caller, *, query: None) -> Json:
+    """Read whom a key belongs to, and what it may use.
+
+    For setting an agent up: that its key is a right one, of which workspace, for which flows.
+    """
+    return selectors.who(caller)
+
+
 @get(tag="Reading", query=RunsQuery, answers={200: shapes.Runs})
 def list_runs(caller: Caller, *, query: RunsQuery) -> Json:
     """List runs, newest first."""

@@ -116,14 +116,6 @@ def test_answer_is_waited_for(ledger, alice):
     assert seen == ["approve"]
 
 
-def test_lease_is_kept_while_the_block_takes_long(ledger, ticking):
-    with ledger.run(FLOW, "errand-1", lease_seconds=LEASE_SECONDS) as run:
-        run.checkpoint("only")
-        assert not threading.Event().wait(LEASE_SECONDS * 2)
-        run.check()
-    assert ledger.get(run.id)["failure_count"] == 0
-
-
 def test_what_was_rejected_is_undone_before_the_block_is_refused(ledger, alice, calls):
     ledger.undo("crm.delete_draft")(lambda e: calls.append((e.action, e.receipt["id"])) or "gone")
 

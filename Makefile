@@ -36,9 +36,15 @@ $(VENV)/.test: requirements-test.txt $(VENV)/.server
 	@$(PIP) install --require-hashes -r requirements-test.txt
 	@touch $@
 
-setup: $(VENV)/.server
+# So that examples, and agents of your own, find the package wherever they are started.
+$(VENV)/.here: | $(BIN)/python
+	@$(BIN)/python -c "import pathlib, sysconfig; \
+		pathlib.Path(sysconfig.get_path('purelib'), 'rehydrate.pth').write_text('$(CURDIR)\n')"
+	@touch $@
 
-setup-test: $(VENV)/.test
+setup: $(VENV)/.server $(VENV)/.here
+
+setup-test: $(VENV)/.test $(VENV)/.here
 	@bash .ci/tools
 
 run: setup

@@ -62,6 +62,8 @@ NEVER_SENT: tuple[type[BaseException], ...] = (
     ConnectionRefusedError,
     socket.gaierror,
 )
+# Such an effect has its receipt. One that was undone after a no is passed over as well: the flow comes to the no.
+DONE = ("executed", "compensated")
 # A receipt is worth a long wait: without it, what was done outside is not known to anybody.
 RECEIPT_PATIENCE = 900.0
 # A batch is sent on its own when it has so many events, bytes, or seconds; a body has at most 1000 events and 1 MiB.
@@ -200,7 +202,7 @@ class RunCore:
         effect = what if isinstance(what, Effect) else Effect(what, arguments or {}, **fields)
         key = self._effect_key(effect)
         known = self._effects.get(key)
-        if known is not None and known["state"] == "executed":
+        if known is not None and known["state"] in DONE:
             self.check()
             return result_of(known.get("receipt"))
         if known is not None and known["state"] == "unknown" and lookup is not None:
@@ -215,7 +217,7 @@ class RunCore:
             raise
         known = self._effects[key]
         if not known.get("granted"):
-            if known["state"] == "executed":
+            if known["state"] in DONE:
                 return result_of(known.get("receipt"))
             if known["state"] in ("unknown", "started"):
                 raise errors.EffectOutcomeUnknown(key)

@@ -240,6 +240,26 @@ def test_condition_that_is_not_kept_stops_the_run(ledger, alice, calls):
     assert calls == []
 
 
+def test_flow_goes_on_to_the_no_past_what_was_undone(ledger, alice, calls):
+    ledger.undo("crm.delete_draft")(lambda e: calls.append(e.action))
+
+    @ledger.flow(FLOW)
+    def errand(run):
+        draft = run.effect("crm.create_draft", undo="crm.delete_draft", do=lambda e: calls.append(e.action) or "d1")
+        run.checkpoint("only")
+        answer = run.ask("yes", "Send it?", due="1d", on_reject="continue")
+        return {"data": [draft["id"], answer.reason]}
+
+    run_id = opened(ledger)
+    ledger.work_once()
+    alice.decide(run_id, "yes", "reject", reason="Not this one")
+    ledger.work_once()
+    ledger.work_once()
+
+    assert status_of(ledger, run_id) == "completed"
+    assert calls == ["crm.create_draft", "crm.delete_draft"]
+
+
 def test_failing_flow_is_tried_again_and_then_shown_to_a_person(ledger, calls):
     @ledger.flow(FLOW)
     def errand(run):

@@ -1,4 +1,4 @@
-"""What `pip install rehydrate` puts on an agent's machine: the client with its types, and nothing of the server's needs."""
+"""What `pip install rehydrate` puts on an agent's machine: the client with its types, and no needs of the server."""
 
 from __future__ import annotations
 

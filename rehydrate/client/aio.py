@@ -55,6 +55,8 @@ async def to_the_end(steps: Coroutine[Any, Any, T]) -> T:
 class AsyncRun(RunCore):
     """One run under this process's lease, in an event loop. `do`, look-up and undo functions may be async, too."""
 
+    in_loop = True
+
     checkpoint = RunCore._checkpoint
     note = RunCore._note
     external_ref = RunCore._external_ref

@@ -73,6 +73,8 @@ BATCH_EVENTS, BATCH_BYTES, BATCH_SECONDS = 200, 256 * 1024, 5.0
 class RunCore:
     """One run under this process's lease: what `Run` and `AsyncRun` share, each public method as a step `_name`."""
 
+    in_loop = False
+
     def __init__(
         self, ledger: LedgerCore, envelope: Mapping[str, Any], lease: Lease, *, stop: Callable[[], bool]
     ) -> None:
@@ -226,7 +228,7 @@ class RunCore:
 
     async def _do(self, key: str, call: EffectCall, do: Do) -> Json:
         try:
-            result = await _called(do, call)
+            result = await self._called(do, call)
         except NEVER_SENT as error:
             await self._record({"type": "effect.failed", "key": key, "error": error_of(error)})
             raise errors.EffectFailed(key, str(error)) from error
@@ -239,10 +241,21 @@ class RunCore:
         await self._record({"type": "effect.executed", "key": key, "receipt": receipt})
         return result_of(receipt)
 
+    async def _called(self, function: Do, call: EffectCall) -> Any:
+        """What a `do`, look-up or undo function returned, async or not."""
+        result = function(call)
+        if not inspect.isawaitable(result):
+            return result
+        if not self.in_loop:
+            if inspect.iscoroutine(result):
+                result.close()  # it has not begun
+            raise errors.NotSent(f"{call.action} has an async function: those belong to AsyncLedger, not to Ledger.")
+        return await result
+
     async def _look_up(self, effect: Effect, key: str, known: Json, lookup: Do) -> Json | None:
         """Find out what became of an effect; None when it did not happen, so that it may be started."""
         self.check()
-        found = await _called(lookup, self._call_for(effect, key, known))
+        found = await self._called(lookup, self._call_for(effect, key, known))
         if found is not None:
             receipt = receipt_of(found, key)
             await self._record({"type": "effect.executed", "key": key, "receipt": receipt})
@@ -441,7 +454,7 @@ class RunCore:
             try:
                 if undo is None:
                     raise errors.NotSent(f"This agent has no undo function for {action}.")
-                result = await _called(undo, call)
+                result = await self._called(undo, call)
             except NEVER_SENT as error:
                 await self._record({"type": "effect.compensation_failed", "key": key, "error": error_of(error)})
                 raise errors.EffectFailed(key, str(error)) from error
@@ -578,12 +591,6 @@ class Run(RunCore):
         finally:
             self._batches -= 1
             blocking(self._flush())
-
-
-async def _called(function: Do, call: EffectCall) -> Any:
-    """What a `do`, look-up or undo function returned, async or not."""
-    result = function(call)
-    return await result if inspect.isawaitable(result) else result
 
 
 def error_of(error: BaseException) -> Json:

@@ -107,6 +107,7 @@ def test_answer_is_waited_for(ledger, alice):
 
     def patient() -> None:
         with ledger.run(FLOW, "errand-1", wait=30) as again:
+            assert again.envelope["waits"][0]["decision"]["choice"] == "approve"
             seen.append(again.ask("yes", "Go on?", due="1d").choice)
 
     thread = threading.Thread(target=patient)

@@ -151,6 +151,24 @@ def test_what_may_have_been_sent_is_unknown_and_waits_for_a_person(ledger, alice
     assert len(calls) == 1
 
 
+def test_async_function_of_a_blocking_flow_has_not_begun(ledger, calls):
+    async def do(e):
+        calls.append(e.key)
+
+    @ledger.flow(FLOW)
+    def errand(run):
+        run.checkpoint("only")
+        run.effect("crm.note", {"n": 1}, do=do)
+
+    run_id = opened(ledger)
+    ledger.work_once()
+
+    effect = effect_of(ledger, run_id, "crm.note")
+    assert effect["state"] == "failed"
+    assert "AsyncLedger" in effect["error"]["message"]
+    assert calls == []
+
+
 def test_unknown_effect_that_did_not_happen_runs_again_once(ledger, alice, calls):
     @ledger.flow(FLOW)
     def errand(run):

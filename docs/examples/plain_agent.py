@@ -1,24 +1,24 @@
 """A stand-alone agent in one file, without a framework: it asks a person before it grants access. See docs/plain.md."""
 
+import json
 import logging
 import os
+import secrets
 
-import httpx
-from rehydrate.client import Effect, Ledger, Refused
+from rehydrate.client import Effect, Ledger
 
-WORLD = os.environ.get("REHYDRATE_DEMO_WORLD", "http://127.0.0.1:8790")  # the demo's systems, which count what arrives
 ledger = Ledger(os.environ.get("REHYDRATE_URL", "http://127.0.0.1:8000"), name="access pilot")
 
 
 def outside(e):
-    """Does what an effect says: e.key is the idempotency key, e.arguments is what was approved."""
-    system, action = e.action.split(".")
-    answer = httpx.post(
-        f"{WORLD}/{system}/{action}", json=e.arguments, headers={"Idempotency-Key": e.key}, timeout=60, trust_env=False
-    )
-    if answer.is_client_error:
-        raise Refused(answer.text)  # the system said no: nothing happened, so it may be tried again
-    return answer.raise_for_status().json()  # whatever else is raised here may have happened: the ledger keeps it so
+    """Does what an effect says: e.key is the idempotency key, e.arguments is what was approved. Gives the receipt.
+
+    Here it writes a line into outside.jsonl. Really it calls a system, hands it the key, and raises `Refused` when that
+    said no; whatever else is raised may have happened, and the ledger keeps it so.
+    """
+    with open("outside.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps({"key": e.key, "action": e.action, "arguments": e.arguments}) + "\n")
+    return {"id": secrets.token_hex(4)}
 
 
 @ledger.undo("tickets.close")
@@ -31,7 +31,7 @@ def access_request(run):
     ticket = run.effect(
         "tickets.open", {"who": "Dana", "what": "payroll folder"}, undo=("tickets.close", {"who": "Dana"}), do=outside
     )
-    run.checkpoint("asked", ref=ticket["url"], next=["Grant the access", "Tell Dana"])
+    run.checkpoint("asked", ref=f"https://tickets.example/{ticket['id']}", next=["Grant the access", "Tell Dana"])
     grant = Effect(
         "directory.grant_access", {"who": "Dana", "what": "payroll folder", "days": 30}, impact="access"
     )
@@ -50,7 +50,7 @@ def access_request(run):
     if not answer.approved:  # a person's no, or nobody answered in time
         run.effect("mail.send", {"to": "Dana", "text": f"Not granted: {answer.reason or answer.status}"}, do=outside)
         return "not granted"
-    run.checkpoint("granting", ref=ticket["url"])
+    run.checkpoint("granting", ref=f"https://tickets.example/{ticket['id']}")
     granted = run.effect(grant, do=outside)  # as approved, or as edited; once, however often this process dies
     run.effect("mail.send", {"to": "Dana", "text": f"You have it: {granted['id']}"}, do=outside)
     return "granted"

@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.bench import beside, cycle, growth, ingest, listeners, machine, timers
 from tests.bench.stage import ROOT, installation
-from tests.bench.table import CLIENTS, OURS, into, render
+from tests.bench.table import CLIENTS, DIRECT, OURS, into, render
 
 Json = dict[str, Any]
 PARTS = ("cycle", "ingest", "timers", "listeners", "growth")
@@ -107,7 +107,10 @@ class Bench:
         return found
 
     def cycles(self) -> None:
-        systems: Json = {OURS: {"title": "Rehydrate, over HTTP, with the whole ledger", "runs": []}}
+        systems: Json = {
+            OURS: {"title": "Rehydrate, over HTTP, with the whole ledger", "runs": []},
+            DIRECT: {"title": "its ledger alone (in process)", "runs": []},
+        }
         systems |= {name: {"title": title, "runs": []} for name, title in beside.CYCLES.items()}
         found: Json = {"systems": systems, "missing": {}}
         self.results["cycle"] = found
@@ -123,9 +126,16 @@ class Bench:
     def _ours(self, number: int) -> None:
         with installation() as made:
             for clients in CLIENTS:
-                ours = functools.partial(cycle.measure, made, clients=clients, seconds=self.seconds, warm=self.warm)
-                run = self.watched(ours)
-                self._keep(OURS, {"round": number, **run})
+                for name in (OURS, DIRECT):
+                    ours = functools.partial(
+                        cycle.measure,
+                        made,
+                        clients=clients,
+                        seconds=self.seconds,
+                        warm=self.warm,
+                        direct=name == DIRECT,
+                    )
+                    self._keep(name, {"round": number, **self.watched(ours)})
 
     def _theirs(self, number: int, name: str, clients: int, database: beside.Database) -> None:
         options = {"clients": clients, "seconds": self.seconds, "warm": self.warm}

@@ -11,6 +11,7 @@ import os
 import uuid
 from typing import Any
 
+import msgspec
 import psycopg
 
 from tests.bench.plain import PAYLOAD, clock, percentiles, shares
@@ -58,9 +59,69 @@ def cycle(agent: Caller, person: Caller, flow: str = "bench") -> dict[str, float
     return {"pause": paused - begun, "decide_to_resumed": resumed - paused, "cycle": done - begun}
 
 
-def _drive(port: int, agent_key: str, person_key: str, clients: int, warm: float, seconds: float, pipe: Any) -> None:
+class Direct:
+    """The same four operations by calling what answers them, as peers in process are called: no HTTP, no key.
+
+    In a process with the installation's environment. Answers are what the API would encode.
+    """
+
+    def __init__(self, person: str | None = None) -> None:
+        from django.contrib.auth.models import User
+
+        from rehydrate import callers, services
+        from rehydrate.core import commands as cmd
+        from rehydrate.models import Workspace
+
+        workspace = str(Workspace.objects.get(slug="default").pk)
+        self.sent = 0
+        self.services, self.commands = services, cmd
+        if person is not None:
+            self.caller = callers.for_user(User.objects.get(username=person), channel="api")
+        else:
+            self.caller = callers.Caller(
+                kind="agent", id="bench", name="bench", workspaces={workspace: frozenset()}, flows=("*",)
+            )
+
+    def post(self, path: str, body: Any) -> Any:
+        match path.strip("/").split("/"):
+            case ["runs"]:
+                return self.services.open_run(self.caller, self._body(body, self.commands.OpenRun))[0]
+            case ["waits", wait, "decisions"]:
+                return self.services.decide(self.caller, wait, self._body(body, self.commands.Decide))
+            case ["claims"]:
+                return self.services.claim(self.caller, self._body(body, self.commands.Claim))
+            case ["runs", run, "events"]:
+                return self.services.append_events(self.caller, run, self._body(body, self.commands.Append))
+        raise ValueError(path)
+
+    def _body(self, body: Any, shape: Any) -> Any:
+        return msgspec.json.decode(json.dumps(body), type=shape)
+
+    def close(self) -> None:
+        """The connection is its thread's, and stays."""
+
+
+def _drive(
+    port: int,
+    agent_key: str,
+    person_key: str,
+    clients: int,
+    warm: float,
+    seconds: float,
+    pipe: Any,
+    environment: dict[str, str] | None = None,
+) -> None:
+    """Clients in this process; with an `environment` they call the ledger directly."""
     import threading
 
+    if environment is not None:
+        os.environ.update(environment, DJANGO_SETTINGS_MODULE="rehydrate.settings")
+        import django
+
+        django.setup()
+        from rehydrate import garbage
+
+        garbage.collect_rarely()
     results: list[dict[str, float]] = []
     requests: list[int] = []
     before = os.times()
@@ -68,7 +129,8 @@ def _drive(port: int, agent_key: str, person_key: str, clients: int, warm: float
     ready, go = threading.Barrier(clients + 1), threading.Barrier(clients + 1)
 
     def loop() -> None:
-        agent, person = Caller(port, agent_key), Caller(port, person_key)
+        agent: Any = Caller(port, agent_key) if environment is None else Direct()
+        person: Any = Caller(port, person_key) if environment is None else Direct("alice")
         try:
             end = clock() + warm
             while clock() < end:
@@ -104,16 +166,25 @@ def _drive(port: int, agent_key: str, person_key: str, clients: int, warm: float
     used = os.times()
     cpu = used.user + used.system - before.user - before.system
     pipe.send((results, errors, cpu, sum(requests)))
+    pipe.recv()  # connections stay until what was used on their account has been read
 
 
-def measure(made: Installation, *, clients: int, seconds: float = 6, warm: float = 2) -> dict[str, Any]:
-    """Cycles a second with `clients` clients in at most two processes, latencies in ms, CPU ms a cycle by process."""
+def measure(
+    made: Installation, *, clients: int, seconds: float = 6, warm: float = 2, direct: bool = False
+) -> dict[str, Any]:
+    """Cycles a second with `clients` clients in at most two processes, latencies in ms, CPU ms a cycle by process.
+
+    `direct`: without HTTP, so that what the clients' processes use is the ledger's.
+    """
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for share in shares(clients):
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_drive, args=(made.port, made.agent, made.person, share, warm, seconds, theirs), daemon=True
+            target=_drive,
+            args=(made.port, made.agent, made.person, share, warm, seconds, theirs),
+            kwargs={"environment": made.environment if direct else None},
+            daemon=True,
         )
         process.start()
         pipes.append(ours)
@@ -128,6 +199,8 @@ def measure(made: Installation, *, clients: int, seconds: float = 6, warm: float
     found = [pipe.recv() for pipe in pipes]
     took = clock() - begun
     after = made.cpu_seconds()
+    for pipe in pipes:
+        pipe.send("over")
     for process in processes:
         process.join(30)
     errors = [error for _, failed, _, _ in found for error in failed]
@@ -164,7 +237,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--seconds", type=float, default=6)
+    parser.add_argument("--direct", action="store_true", help="call the ledger in the clients' processes, without HTTP")
     given = parser.parse_args()
     with installation() as made:
         for clients in given.clients:
-            print(json.dumps(measure(made, clients=clients, seconds=given.seconds)), flush=True)
+            print(json.dumps(measure(made, clients=clients, seconds=given.seconds, direct=given.direct)), flush=True)

@@ -8,6 +8,8 @@ from typing import Any
 
 Json = dict[str, Any]
 OURS = "rehydrate"
+#: The same without HTTP: no peer, but what peers in process are like.
+DIRECT = "rehydrate_direct"
 CLIENTS = (8, 1)
 #: Rounds in which others used more of the machine than this are left out of a median, where there are others.
 NOISY = 15.0
@@ -178,7 +180,7 @@ def _figures(results: Json) -> Iterable[tuple[str, str, str, bool]]:
 
 
 def _cycle_bars(systems: Json) -> Iterable[tuple[str, str, str, bool]]:
-    ratios = {name: ratio(systems, name, 8) for name in systems if name not in (OURS, "raw")}
+    ratios = {name: ratio(systems, name, 8) for name in systems if name not in (OURS, DIRECT, "raw")}
     known = {name: found for name, found in ratios.items() if found is not None}
     if known:
         least = min(known, key=lambda name: known[name])

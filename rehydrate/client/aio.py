@@ -61,6 +61,7 @@ class AsyncRun(RunCore):
     note = RunCore._note
     external_ref = RunCore._external_ref
     effect = RunCore._effect
+    done = RunCore._done
     ask = RunCore._ask
     timer = RunCore._timer
     callback = RunCore._callback

@@ -107,6 +107,7 @@ class RunCore:
         self._all_waits = lease.epoch <= 1  # nobody had the run before: there are none that the envelope leaves out
         metadata = envelope.get("metadata") or {}
         failures = metadata.get("failures") or {}
+        self.last_error: Json = failures.get("last_error") or {}  # {code, message} of the last failure, if any
         self._failures = int(failures.get("count") or 0)
         self._failures_allowed = int(failures.get("limit") or 1_000_000)
         refs = metadata.get("external_refs") or []
@@ -129,9 +130,15 @@ class RunCore:
         data: Any = None,
         state: Any = None,
         next: Sequence[str] | None = None,
+        again: bool = False,
     ) -> None:
-        """The run can go on from here. A stage that was passed before is passed over: a replay never moves back."""
-        if stage in self._passed:
+        """The run can go on from here. A stage that was passed before is passed over: a replay never moves back.
+
+        `again` is for a framework that goes on from a state of its own and may come to a stage several times: then only
+        the same `ref` as before is passed over.
+        """
+        here = again and ref != self.saved.get("ref")
+        if stage in self._passed and not here:
             self.check()
             return
         event: Json = {"type": "checkpoint", "stage": stage}
@@ -140,7 +147,7 @@ class RunCore:
                 event[name] = value
         await self._tell_or_hold(event)
         self._passed.add(stage)
-        self.stage = stage
+        self.stage, self.saved = stage, event
 
     async def _note(self, text: str) -> None:
         """A sentence for the people who look at the run. Written each time it is reached, replays included."""
@@ -240,6 +247,20 @@ class RunCore:
         receipt = receipt_of(result, key)
         await self._record({"type": "effect.executed", "key": key, "receipt": receipt})
         return result_of(receipt)
+
+    def approved(self) -> list[str]:
+        """The keys of the latest pause's effects that may run and were never started."""
+        return [
+            key
+            for wait in self._waits.values()
+            if (key := ((wait.get("ask") or {}).get("effect") or {}).get("key")) is not None
+            and answer_of(wait).authorised
+            and self._effects.get(key, {}).get("state") == "planned"
+        ]
+
+    async def _done(self, key: str, result: Any) -> None:
+        """Record that a planned effect was done by other hands than a `do` function, as by a framework by itself."""
+        await self._record({"type": "effect.executed", "key": key, "receipt": receipt_of(result, key)})
 
     async def _called(self, function: Do, call: EffectCall) -> Any:
         """What a `do`, look-up or undo function returned, async or not."""
@@ -559,6 +580,7 @@ class Run(RunCore):
     note = blocks(RunCore._note)
     external_ref = blocks(RunCore._external_ref)
     effect = blocks(RunCore._effect)
+    done = blocks(RunCore._done)
     ask = blocks(RunCore._ask)
     timer = blocks(RunCore._timer)
     callback = blocks(RunCore._callback)

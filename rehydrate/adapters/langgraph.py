@@ -44,6 +44,7 @@ Json = dict[str, Any]
 LEAST_VERSION = (1, 2, 20)
 # LangGraph refuses an answer to an interrupt that is not open, instead of giving it to another one, under this key.
 STRICT_RESUME = "__pregel_strict_resume"
+INPUT = "__input__"
 RESUME = "__resume__"  # the channel in which the checkpointer keeps what a task was answered
 KEY_LENGTH = 200  # of an effect's or a wait's key
 
@@ -192,23 +193,25 @@ class GraphFlow:
     def open(self, thread_id: str, input: Any = None, **fields: Any) -> Json:
         """Open a run on a thread, or find it again: the run. Fields: those of `Ledger.open`.
 
-        `input` becomes the thread's first checkpoint, once. Without it the thread has to be there: one that LangGraph
-        paused before the ledger came is adopted so.
+        `input` is written into the thread, once. Without it the thread has to be there: one that LangGraph paused
+        before the ledger came is adopted so.
         """
-        opened = self.ledger.open(
-            self.name, thread_id, holder=self.ledger.holder, input_ref=f"langgraph:{thread_id}", **fields
-        )
+        reference = f"langgraph:{thread_id}"
+        opened = self.ledger.open(self.name, thread_id, holder=self.ledger.holder, input_ref=reference, **fields)
         run, lease = opened["run"], opened["lease"]
         if lease is None and input is not None and not _exists(self._read(thread_id)):
             lease = self.ledger.rehydrate(run["id"])["lease"]  # whoever opened it died before the input was written
         if lease is None:
             return dict(run)
-        if input is not None and not _exists(self._read(thread_id)):
+        if input is not None:
             self._write(thread_id, input)
         return self._hand_over(run["id"], thread_id, lease)
 
     def send(self, thread_id: str, input: Any, *, reason: str = "New input came.") -> Json:
-        """Give a run's thread new input: what it asked until now is withdrawn, and the graph starts anew from it."""
+        """Give a run's thread new input: what it asked until now is withdrawn, and the graph starts anew from it.
+
+        Raises `LeaseHeld` while a worker goes on with the run: send it again when that has paused.
+        """
         run_id, lease = self._recall(thread_id, reason)
         self._write(thread_id, input)
         return self._hand_over(run_id, thread_id, lease)
@@ -227,7 +230,8 @@ class GraphFlow:
         return run_id, self.ledger.recall(run_id, reason=reason)["lease"]
 
     def _write(self, thread_id: str, input: Any) -> None:
-        self.graph.update_state(self._thread(thread_id), input, as_node=START)
+        """As the start node, input voids what was under way; only a functional graph, of one node, has none."""
+        self.graph.update_state(self._thread(thread_id), input, as_node=START if START in self.graph.nodes else INPUT)
 
     def _hand_over(self, run_id: str, thread_id: str, lease: Json) -> Json:
         """The thread is as it should be: a worker goes on with it."""
@@ -327,7 +331,7 @@ class GraphFlow:
             ]
             last = stored[-1] if stored else []
             if last and plain(last[-1]) != plain(resume[task.interrupts[-1].id]):
-                raise OtherAnswer(f"{OtherAnswer.__doc__} (“{words(task.name)}”)")
+                raise OtherAnswer(f"{task.id}: {OtherAnswer.__doc__} (“{words(task.name)}”)")
 
     @property
     def _checkpointer(self) -> BaseCheckpointSaver[Any]:

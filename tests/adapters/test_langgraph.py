@@ -722,7 +722,7 @@ def assistant(ledger: Ledger, saver: PostgresSaver) -> Callable[..., tuple[Any, 
         tools = Tools()
         review = HumanInTheLoopMiddleware(
             {"send_email": {"allowed_decisions": ALLOWED, "description": "Send this email to a customer"}},
-            interrupt_mode=mode,  # type: ignore[arg-type]
+            interrupt_mode=mode,
         )
         agent = create_agent(
             Scripted(messages=iter([calls(*wanted), AIMessage("All done.")])),

@@ -1,0 +1,60 @@
+"""The example of docs/langgraph.md, started as its page says, and killed between its pause and its resume."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.client.conftest import reaches
+from tests.conftest import ROOT, end, eventually
+
+pytestmark = pytest.mark.processes
+
+Agent = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def agent(cast, key, threads_url, tmp_path) -> Iterator[Agent]:
+    started: list[subprocess.Popen[bytes]] = []
+    environment = {
+        **os.environ,
+        "REHYDRATE_URL": cast.url,
+        "REHYDRATE_KEY": key,
+        "THREADS_URL": threads_url,
+        "PYTHONPATH": str(ROOT),
+    }
+
+    def start() -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(ROOT / "docs" / "examples" / "langgraph_agent.py")]
+        started.append(subprocess.Popen(command, env=environment, cwd=tmp_path, start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        end(process)
+
+
+def test_the_example_is_killed_and_comes_back_as_the_same_run(agent: Agent, ledger, alice, tmp_path: Path):
+    first = agent()
+    (run,) = eventually(lambda: ledger.runs(flow="letters", status="waiting")["results"], what="the question")
+    assert run["agent"]["framework"].startswith("LangGraph ")
+    os.killpg(first.pid, signal.SIGKILL)
+    wait = alice.open_wait(run["id"], "send-letter")
+    assert wait["ask"]["summary"] == "Send this letter to ACME?"
+    assert wait["ask"]["effect"]["arguments"]["to"] == "ACME"
+    alice.decide(run["id"], "send-letter", "edit", arguments={"to": "ACME", "text": "Dear ACME, shall we renew?"})
+    outbox = tmp_path / "sent-mails.txt"
+    assert not outbox.exists(), "nothing is sent before somebody comes back to the run"
+    second = agent()
+    ended = reaches(ledger, run["id"], "completed")
+    end(second)
+    assert second.returncode == 0, "SIGTERM is clean"
+    (sent,) = outbox.read_text().splitlines()
+    assert sent == f"{ended['effects'][0]['key']} | ACME | Dear ACME, shall we renew?"
+    assert ended["effects"][0]["receipt"]["id"] == "mail-1"

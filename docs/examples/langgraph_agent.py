@@ -1,9 +1,11 @@
 """A LangGraph agent that asks before it writes to a customer. Start it beside `make run`; docs/langgraph.md says how."""
 
+import contextlib
 import os
 import sys
 from typing import TypedDict
 
+import psycopg
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.graph import START, StateGraph
 
@@ -35,6 +37,17 @@ def send_mail(e):  # the outside: e.key is the idempotency key, e.arguments is w
     return {"id": "mail-1"}
 
 
+def threads() -> str:  # the database where LangGraph keeps its threads: THREADS_URL, or one that `make run` has room for
+    if url := os.environ.get("THREADS_URL"):
+        return url
+    from rehydrate import data, postgres
+
+    server = postgres.Embedded(data.folder())
+    with psycopg.connect(server.url(), autocommit=True) as admin, contextlib.suppress(psycopg.errors.DuplicateDatabase):
+        admin.execute("CREATE DATABASE threads")
+    return server.url("threads")
+
+
 builder = StateGraph(Letter)
 builder.add_node("draft", draft)
 builder.add_node("send", send)
@@ -43,7 +56,7 @@ builder.add_edge("draft", "send")
 
 if __name__ == "__main__":
     thread = sys.argv[1] if len(sys.argv) > 1 else "letter-1"
-    with PostgresSaver.from_conn_string(os.environ["THREADS_URL"]) as saver:  # where LangGraph keeps its threads
+    with PostgresSaver.from_conn_string(threads()) as saver:
         saver.setup()
         ledger = Ledger()  # REHYDRATE_URL, REHYDRATE_KEY
         flow = GraphFlow(ledger, "letters", builder.compile(checkpointer=saver))

@@ -92,9 +92,9 @@ def question(pending: Pending, terms: Terms) -> Question:
 # --- `ask()` ----------------------------------------------------
 
 
-def asked(name: str, key: str | None, effect: Effect | None, effect_key: str | None, fields: Mapping[str, Any]) -> Json:
+def asked(name: str, effect: Effect | None, effect_key: str | None, fields: Mapping[str, Any]) -> Json:
     """The interrupt value of `ask()`: plain JSON, as it stands in the checkpointer."""
-    value: Json = {"type": ASK, "name": name, "key": key, **plain(fields)}
+    value: Json = {"type": ASK, "name": name, **plain(fields)}
     if effect is not None:
         names = ("action", "arguments", "resource", "amount", "impact", "reversible", "undo", "approval", "repeat")
         value["effect"] = {"key": effect_key, **plain({name: getattr(effect, name) for name in names})}
@@ -102,16 +102,14 @@ def asked(name: str, key: str | None, effect: Effect | None, effect_key: str | N
 
 
 def _of_ask(pending: Pending, terms: Terms) -> Question:
-    fields = {name: part for name, part in pending.value.items() if name not in ("type", "key")}
+    fields = {name: part for name, part in pending.value.items() if name != "type"}
     effect = fields.pop("effect", None)
     if effect is not None:
         for name in ("amount", "undo"):  # pairs, which JSON makes lists of
             effect = {**effect, name: tuple(effect[name]) if isinstance(effect.get(name), list) else effect.get(name)}
     due, name = fields.pop("due", None) or terms.due, fields.pop("name")
     given = {"on_timeout": terms.on_timeout, "on_reject": terms.on_reject, **fields}
-    approval = Approval(
-        name, due, key=pending.value.get("key") or pending.key, effect=Effect(**effect) if effect else None, **given
-    )
+    approval = Approval(name, due, key=pending.key, effect=Effect(**effect) if effect else None, **given)
     return Question([approval], lambda answers: as_wait(answers[0]))
 
 

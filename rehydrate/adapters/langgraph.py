@@ -144,8 +144,7 @@ def ask(
     An `interrupt()` with all that a reviewer needs; ask about an effect, and what was edited is what `effect` runs.
     """
     key = _served().key(effect) if effect is not None else None
-    given = {"summary": summary, "due": due, **fields}
-    return answer_of(interrupt(asked(name, fields.pop("key", None), effect, key, given)))
+    return answer_of(interrupt(asked(name, effect, key, {"summary": summary, "due": due, **fields})))
 
 
 # --- the flow ----------------------------------------------------

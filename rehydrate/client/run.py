@@ -137,8 +137,8 @@ class RunCore:
         `again` is for a framework that goes on from a state of its own and may come to a stage several times: then only
         the same `ref` as before is passed over.
         """
-        here = again and ref != self.saved.get("ref")
-        if stage in self._passed and not here:
+        moved = again and ref != self.saved.get("ref")
+        if stage in self._passed and not moved:
             self.check()
             return
         event: Json = {"type": "checkpoint", "stage": stage}

@@ -1,6 +1,7 @@
 """LangChain agents: their tool calls as effects of the ledger, so that no tool is run twice.
 
-    agent = create_agent(model, tools, middleware=[HumanInTheLoopMiddleware(...), LedgerTools()], checkpointer=...)
+    review = HumanInTheLoopMiddleware({"send_email": True})
+    agent = create_agent(model, tools, middleware=[review, LedgerTools("send_email")], checkpointer=...)
     flow = GraphFlow(ledger, "assistant", agent)
 
 `LedgerTools` comes after `HumanInTheLoopMiddleware`, whose asks then are about the very effects that run here.
@@ -8,19 +9,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
+from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.types import Command
 from pydantic import BaseModel, ValidationError
 
 from rehydrate.adapters._langgraph_asks import action_of, plain
 from rehydrate.adapters.langgraph import current_run, key_of
-from rehydrate.client import Effect, EffectCall, Receipt
+from rehydrate.client import Effect, EffectCall, EffectFailed, NotRetryable, NotSent, Receipt
 
 Result = ToolMessage | Command[Any]
 
@@ -29,37 +32,64 @@ class ToolFailed(Exception):
     """The tool came back with an error, so whether it reached the outside is not known."""
 
 
+class ToolAsks(NotRetryable):
+    """A tool that asks people by itself cannot be an effect: leave it out of LedgerTools, and use `effect` in it."""
+
+
 class LedgerTools(AgentMiddleware[Any, Any, Any]):
-    """Runs tools as effects; `tools` names those with effects outside (all when left out: reading ones, too).
+    """Runs the tools of these names as effects: those that reach the outside. What only reads may run as often.
 
     On a replay the model gets the recorded result and the tool is left alone. What a tool throws, or its node turns
     into an error message, leaves the outcome unknown; arguments that do not fit the tool never reach it.
     """
 
-    def __init__(self, tools: Collection[str] | None = None) -> None:
+    def __init__(self, name: str, *names: str) -> None:
         super().__init__()
-        self._only = None if tools is None else frozenset(tools)
+        self._names = frozenset([name, *names])
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Result]) -> Result:
         call = request.tool_call
-        if (self._only is not None and call["name"] not in self._only) or not _fits(request.tool, call["args"]):
+        if call["name"] not in self._names or not _fits(request.tool, call["args"]):
             return handler(request)
         run, action = current_run(), action_of(call["name"])
-        came: list[Result] = []
+        came: list[Result | GraphBubbleUp] = []
 
         def do(_: EffectCall) -> Receipt:
-            came.append(handler(request))
-            message = came[0]
-            if not isinstance(message, ToolMessage):
-                return Receipt(str(call["id"]))
-            if message.status == "error":
-                raise ToolFailed(message.text)
-            return Receipt(str(call["id"]), data={"content": plain(message.content)})
+            try:
+                result = handler(request)
+            except GraphBubbleUp as stop:
+                came.append(stop)
+                raise NotSent(ToolAsks.__doc__ or "") from stop
+            if isinstance(result, ToolMessage) and result.status == "error":
+                raise ToolFailed(result.text)
+            came.append(result)
+            content = plain(result.content) if isinstance(result, ToolMessage) else None
+            return Receipt(str(call["id"]), data={"content": content})
 
-        receipt = run.effect(Effect(action, plain(call["args"]), key=key_of(run, action, f"call/{call['id']}")), do=do)
-        if came:
+        effect = Effect(action, plain(call["args"]), key=key_of(run, action, f"call/{call['id']}"))
+        try:
+            receipt = run.effect(effect, do=do)
+        except EffectFailed as error:
+            if came:
+                raise ToolAsks from error
+            raise
+        if came and not isinstance(came[0], GraphBubbleUp):
             return came[0]
         return ToolMessage(receipt.get("content") or "Done.", name=call["name"], tool_call_id=call["id"])
+
+    async def awrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Result]]
+    ) -> Result:
+        """The same for an asynchronous agent: a thread talks to the ledger, and the tool runs in the agent's loop."""
+        loop = asyncio.get_running_loop()
+
+        async def handle(given: ToolCallRequest) -> Result:
+            return await handler(given)
+
+        def wait(given: ToolCallRequest) -> Result:
+            return asyncio.run_coroutine_threadsafe(handle(given), loop).result()
+
+        return await asyncio.to_thread(self.wrap_tool_call, request, wait)
 
 
 def _fits(tool: BaseTool | None, arguments: dict[str, Any]) -> bool:

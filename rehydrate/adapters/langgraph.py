@@ -9,6 +9,8 @@ read, never what a call returned: its open interrupts and static breakpoints bec
 and a run that was answered is resumed by interrupt id, under the ledger's lease. What vanished from the store is not
 asked any more; a question that is asked anew, or otherwise, is another wait.
 
+With an asynchronous checkpointer, whose loop has to run in another thread than the worker, nodes may be asynchronous.
+
 LangGraph runs a node again from its top at each resume. So what a node does outside goes through `effect` here, whose
 key stays the same for the same task, and what an agent's tools do through `rehydrate.adapters.langchain.LedgerTools`.
 Whatever else a node throws leaves open what it did: a person looks at the run before it is tried again.
@@ -16,6 +18,7 @@ Whatever else a node throws leaves open what it did: a person looks at the run b
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -340,13 +343,12 @@ class GraphFlow:
     def _go_on(self, run: Run, command: Command[Any] | None) -> None:
         """Let the graph run, step by step, until it stops by itself or this process may not go on."""
         token = _serving.set(_Serving(run))
+        loop = getattr(self._checkpointer, "loop", None)
         try:
-            steps = self.graph.stream(
-                command, self._thread(run.external_id), durability="sync", stream_mode="values", print_mode=()
-            )
-            with contextlib.closing(steps):  # type: ignore[type-var]
-                for _ in steps:
-                    run.check()
+            if loop is None:
+                self._stream(run, command)
+            else:  # an asynchronous checkpointer: the graph runs where that lives, and this worker's thread waits
+                asyncio.run_coroutine_threadsafe(self._astream(run, command), loop).result()
         except RehydrateError:
             raise  # the ledger, or this adapter, has said already what is known
         except UnknownInterruptError:
@@ -355,6 +357,18 @@ class GraphFlow:
             raise self._node_failed(run, error) from error
         finally:
             _serving.reset(token)
+
+    def _stream(self, run: Run, command: Command[Any] | None) -> None:
+        steps = self.graph.stream(command, self._thread(run.external_id), durability="sync", stream_mode="values")
+        with contextlib.closing(steps):  # type: ignore[type-var]
+            for _ in steps:
+                run.check()
+
+    async def _astream(self, run: Run, command: Command[Any] | None) -> None:
+        steps = self.graph.astream(command, self._thread(run.external_id), durability="sync", stream_mode="values")
+        async with contextlib.aclosing(steps):  # type: ignore[type-var]
+            async for _ in steps:
+                run.check()
 
     def _node_failed(self, run: Run, error: Exception) -> NodeFailed:
         """With the tasks' ids, by which the error is known when it is met in the store again."""

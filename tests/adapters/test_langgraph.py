@@ -25,13 +25,17 @@ What LangGraph does by itself that could answer the wrong question or do somethi
 15. What a call returns is not what is stored                    test_the_store_is_read_and_not_what_a_call_returned
 16. An effect that fails or is unknown inside a node             test_an_effect_that_failed_is_tried_again,
                                                                  test_an_unknown_effect_waits_for_a_person
+17. A tool's result may be lost after it ran, or be an error     test_a_tool_that_was_run_is_not_run_again,
+                                                                 test_a_tool_with_an_error_is_an_unknown_effect
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import operator
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -42,6 +46,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
@@ -57,7 +62,7 @@ from rehydrate.adapters.langgraph import (
     current_run,
     effect,
 )
-from rehydrate.client import Effect, Ledger, NotSent
+from rehydrate.client import Effect, Ledger, NotSent, Worker
 from tests.client.conftest import Person, reaches, status_of
 
 pytestmark = pytest.mark.processes
@@ -548,6 +553,61 @@ def test_a_question_that_a_takeover_withdrew_is_asked_again(ledger, alice, saver
     assert said(graph) == ["in", True]
 
 
+def test_a_worker_that_is_stopped_gives_the_run_back_between_two_nodes(ledger, saver):
+    def first(state: State) -> State:
+        worker.stop()
+        return {"said": ["first"]}
+
+    graph = graph_of(saver, first, note("second"))
+    run = GraphFlow(ledger, "refunds", graph).open(THREAD, {"said": ["in"]})
+    worker = Worker(ledger)
+    worker.once()
+    assert status_of(ledger, run["id"]) == "ready"
+    assert said(graph) == ["in", "first"]
+    ledger.work_once()
+    assert status_of(ledger, run["id"]) == "completed"
+    assert said(graph) == ["in", "first", "second"]
+
+
+@contextlib.contextmanager
+def loop_with_saver(url: str) -> Iterator[AsyncPostgresSaver]:
+    """An asynchronous checkpointer, and the loop that it lives in, in a thread beside the worker's."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def there(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    context = AsyncPostgresSaver.from_conn_string(url)
+    try:
+        yield there(context.__aenter__())
+        there(context.__aexit__(None, None, None))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_an_asynchronous_graph(ledger, alice, threads_url):
+    touched: list[Any] = []
+
+    async def pay(state: State) -> State:
+        receipt = await asyncio.to_thread(effect, "bank.pay", {"amount": 1}, do=touched.append)
+        return {"said": [interrupt("Pay more?"), receipt["id"] != ""]}
+
+    with loop_with_saver(threads_url) as saver:
+        saver.delete_thread(THREAD)
+        graph = graph_of(saver, pay)
+        run = GraphFlow(ledger, "refunds", graph).open(THREAD, {"said": ["in"]})
+        ledger.work_once()
+        alice.decide(run["id"], "approval", "respond", response="no")
+        ledger.work_once()
+        assert status_of(ledger, run["id"]) == "completed"
+        assert said(graph) == ["in", "no", True]
+    assert len(touched) == 1
+
+
 # --- input ----------------------------------------------------
 
 
@@ -727,7 +787,7 @@ def assistant(ledger: Ledger, saver: PostgresSaver) -> Callable[..., tuple[Any, 
         agent = create_agent(
             Scripted(messages=iter([calls(*wanted), AIMessage("All done.")])),
             tools=tools.all,
-            middleware=[review, *middleware, *([LedgerTools()] if through_ledger else [])],
+            middleware=[review, *middleware, *([LedgerTools("send_email", "look_up")] if through_ledger else [])],
             checkpointer=saver,
         )
         flow = GraphFlow(ledger, "assistant", agent, waits={"send_email": "mail"})
@@ -823,6 +883,47 @@ def test_arguments_that_do_not_fit_never_reach_the_tool(ledger, assistant):
     assert run["status"] == "completed"
     assert (tools.sent, run["effects"]) == ([], [])
     assert "name" in results(agent)[0]
+
+
+def test_a_tool_that_asks_by_itself_is_no_effect(ledger, saver):
+    @tool
+    def ask_somebody(question: str) -> str:
+        """Ask a person."""
+        return str(interrupt(question))
+
+    model = Scripted(messages=iter([calls(("ask_somebody", {"question": "Why?"})), AIMessage("All done.")]))
+    agent = create_agent(model, tools=[ask_somebody], middleware=[LedgerTools("ask_somebody")], checkpointer=saver)
+    run = GraphFlow(ledger, "assistant", agent).open(THREAD, {"messages": [("user", "Ask.")]})
+    ledger.work_once()
+    run = ledger.get(run["id"])
+    assert (run["status"], run["last_error"]["code"]) == ("review", "ToolAsks")
+    assert "leave it out" in run["last_error"]["message"]
+
+
+@pytest.mark.parametrize("mode", ["batched", "per_call"])
+def test_an_asynchronous_agent(ledger, alice, threads_url, mode):
+    sent: list[str] = []
+
+    @tool
+    async def send_email(to: str, text: str) -> str:
+        """Send an email."""
+        await asyncio.sleep(0)
+        sent.append(to)
+        return f"sent to {to}"
+
+    with loop_with_saver(threads_url) as saver:
+        saver.delete_thread(THREAD)
+        review = HumanInTheLoopMiddleware({"send_email": True}, interrupt_mode=mode)
+        model = Scripted(messages=iter([calls(EMAIL), AIMessage("All done.")]))
+        middleware = [review, LedgerTools("send_email")]
+        agent = create_agent(model, tools=[send_email], middleware=middleware, checkpointer=saver)
+        run = GraphFlow(ledger, "assistant", agent).open(THREAD, {"messages": [("user", "Write to Ann.")]})
+        ledger.work_once()
+        alice.decide(run["id"], "approval", "approve")
+        ledger.work_once()
+        run = ledger.get(run["id"])
+        assert (run["status"], run["effects"][0]["state"]) == ("completed", "executed")
+        assert (sent, results(agent)) == (["ann"], ["sent to ann"])
 
 
 def test_the_older_inbox_form(ledger, alice, saver, start):

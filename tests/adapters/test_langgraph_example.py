@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from django.contrib.auth.models import User
+from django.urls import reverse
 
 from tests.client.conftest import reaches
 from tests.conftest import HOME, ROOT, eventually
@@ -46,10 +48,13 @@ def agent(cast, key, tmp_path) -> Iterator[Agent]:
         kill(process)
 
 
-def test_the_example_is_killed_and_comes_back_as_the_same_run(agent: Agent, ledger, alice, tmp_path: Path):
+def test_the_example_is_killed_and_comes_back_as_the_same_run(agent: Agent, ledger, alice, client, tmp_path: Path):
     first = agent()
     (run,) = eventually(lambda: ledger.runs(flow="letters", status="waiting")["results"], what="the question")
-    assert run["agent"]["framework"].startswith("LangGraph ")
+    client.force_login(User.objects.get(username="alice"))
+    inbox = client.get(reverse("inbox")).text
+    assert "Send this letter to ACME?" in inbox
+    assert run["agent"]["framework"] in inbox
     kill(first)
     wait = alice.open_wait(run["id"], "send-letter")
     assert wait["ask"]["summary"] == "Send this letter to ACME?"

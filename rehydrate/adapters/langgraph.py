@@ -65,7 +65,14 @@ class ThreadGone(NotRetryable):
 
 
 class ThreadNotWritten(RehydrateError):
-    """The checkpointer does not hold this run's thread yet; whoever opened it may be about to write its input."""
+    """The checkpointer does not hold this thread yet; open its run with an input, or let LangGraph begin it first."""
+
+    def __init__(self) -> None:
+        super().__init__(self.message)
+
+
+class Stalled(NotRetryable):
+    """The graph stopped, and neither an interrupt nor its breakpoints say why; look, then grant another try."""
 
 
 class NodeFailed(NotRetryable):
@@ -106,7 +113,7 @@ class _Serving:
             return given.key
         info = get_runtime().execution_info
         if info is None:
-            raise NoRun(NoRun.__doc__ or "")
+            raise NoRun
         known = (info.task_id, info.node_attempt, given.identity)
         if known not in self.keys:
             counted = (info.task_id, info.node_attempt, given.action)
@@ -122,7 +129,7 @@ def _served() -> _Serving:
     try:
         return _serving.get()
     except LookupError:
-        raise NoRun(NoRun.__doc__ or "") from None
+        raise NoRun from None
 
 
 def current_run() -> Run:
@@ -196,8 +203,10 @@ class GraphFlow:
         """Open a run on a thread, or find it again: the run. Fields: those of `Ledger.open`.
 
         `input` is written into the thread, once. Without it the thread has to be there: one that LangGraph paused
-        before the ledger came is adopted so.
+        before the ledger came is adopted so. Raises `ThreadNotWritten` when there is neither.
         """
+        if input is None and not _exists(self._read(thread_id)):
+            raise ThreadNotWritten
         reference = f"langgraph:{thread_id}"
         opened = self.ledger.open(self.name, thread_id, holder=self.ledger.holder, input_ref=reference, **fields)
         run, lease = opened["run"], opened["lease"]
@@ -247,20 +256,25 @@ class GraphFlow:
 
     def __call__(self, run: Run) -> Any:
         """Go on with a run until it pauses or its graph has ended."""
+        ran = False
         while True:
             snapshot = self._read(run.external_id)
             if not _exists(snapshot):
                 if run.saved:
                     raise ThreadGone
-                raise ThreadNotWritten(ThreadNotWritten.__doc__)
+                raise ThreadNotWritten  # whoever opened the run may be about to write its input
             self._settle(run, snapshot)
             if not snapshot.next:
                 end = {"ref": ref_of(snapshot)}
                 return end if self._result is None else {**end, "data": plain(self._result(snapshot.values))}
             run.checkpoint(stage_of(snapshot), ref=ref_of(snapshot), next=sorted(set(snapshot.next)), again=True)
             self._check_errors(run, snapshot)
-            self._pass_breakpoints(run, snapshot)
-            self._go_on(run, self._answers(run, snapshot))
+            passed = self._pass_breakpoints(run, snapshot)
+            command = self._answers(run, snapshot)
+            if ran and not passed and command is None:
+                raise Stalled  # as at a breakpoint that cannot be seen from here: going on would be a yes
+            self._go_on(run, command)
+            ran = True
 
     def _thread(self, thread_id: str) -> Any:
         configurable = {**self._config.get("configurable", {}), "thread_id": thread_id, STRICT_RESUME: True}
@@ -275,9 +289,13 @@ class GraphFlow:
             if not _ledger_knows(run, task):
                 raise NodeFailed(f"{task.id}: “{words(task.name)}” failed before: {task.error}")
 
-    def _pass_breakpoints(self, run: Run, snapshot: StateSnapshot) -> None:
-        """Static breakpoints are no interrupts: only the store and the graph's own lists tell that it stopped there."""
-        for stop in breakpoints(self.graph, snapshot):
+    def _pass_breakpoints(self, run: Run, snapshot: StateSnapshot) -> bool:
+        """Static breakpoints are no interrupts: only the store and the graph's own lists tell that it stopped there.
+
+        Whether there were any; then people have let the run pass.
+        """
+        stops = list(breakpoints(self.graph, snapshot))
+        for stop in stops:
             nodes = " and ".join(f"“{words(name)}”" for name in stop.nodes)
             approval = self.terms.approval(
                 wait_key(run.external_id, stop.snapshot, "breakpoint", stop.when, stop.nodes),
@@ -290,6 +308,7 @@ class GraphFlow:
             )
             if not run.pause(approval)[0].authorised:
                 run.cancel(f"Nobody let it go on {stop.when} {nodes}.")
+        return bool(stops)
 
     def _answers(self, run: Run, snapshot: StateSnapshot) -> Command[Any] | None:
         """The answers to all open interrupts, each for its own id; pauses the run until there are."""

@@ -3,7 +3,7 @@
 What LangGraph does by itself that could answer the wrong question or do something twice, and what shows that it cannot:
 
  1. A static breakpoint is no interrupt, only `.next` shows it   test_a_static_breakpoint_waits_for_a_person (and after,
-                                                                 in a subgraph, after a crash, after a no)
+                                                                 in a subgraph, after a crash, unseen, after a no)
  2. One bare answer for two open interrupts raises               test_each_of_several_interrupts_gets_its_own_answer
  3. An answer to an unknown id is silently ignored               test_an_answer_to_a_question_that_vanished_goes_nowhere
  4. An answer to the first question answers the second           test_an_answer_never_slips_to_the_next_question
@@ -56,6 +56,7 @@ from rehydrate.adapters.langgraph import (
     GraphFlow,
     NoCheckpointer,
     NoRun,
+    ThreadNotWritten,
     TooOld,
     ask,
     check_version,
@@ -618,6 +619,22 @@ def test_opening_twice_writes_the_input_once(ledger, saver):
     assert said(flow.graph) == ["in"]
 
 
+def test_a_thread_that_is_not_there_is_opened_with_an_input(ledger, saver):
+    with pytest.raises(ThreadNotWritten):
+        GraphFlow(ledger, "refunds", graph_of(saver, refund)).open(THREAD)
+    assert ledger.runs(flow="refunds")["total"] == 0
+
+
+def test_a_thread_that_paused_before_the_ledger_came_is_adopted(ledger, alice, saver):
+    graph = graph_of(saver, refund)
+    graph.invoke({"said": ["in"]}, {"configurable": {"thread_id": THREAD}}, durability="sync")
+    run = GraphFlow(ledger, "refunds", graph).open(THREAD)
+    ledger.work_once()
+    alice.decide(run["id"], "approval", "approve")
+    ledger.work_once()
+    assert said(graph) == ["in", True]
+
+
 def test_an_opener_that_died_before_the_input_is_made_good(ledger, saver):
     flow = GraphFlow(ledger, "refunds", graph_of(saver, refund))
     run = ledger.open("refunds", THREAD)["run"]
@@ -705,6 +722,23 @@ def test_a_breakpoint_is_not_passed_by_the_worker_after_a_crash(ledger, saver):
     ledger.work_once()
     assert status_of(ledger, run["id"]) == "waiting"
     assert said(graph) == ["in", "first"]
+
+
+def test_a_breakpoint_that_cannot_be_seen_is_never_passed_unasked(ledger, alice, saver, start):
+    """The outer graph cannot find the inner one in what its node calls, nor so its breakpoints."""
+    hidden = {"inner": graph_of(None, note("first"), note("second"), interrupt_before=["second"])}
+
+    def outer(state: State) -> State:
+        return {"said": hidden["inner"].invoke({"said": ["inner"]})["said"]}
+
+    graph = graph_of(saver, outer)
+    run = start(graph)
+    assert (run["status"], run["last_error"]["code"]) == ("review", "Stalled")
+    assert ledger.work_once() is None
+    alice.act(run["id"], "retry")
+    ledger.work_once()
+    assert status_of(ledger, run["id"]) == "completed"
+    assert said(graph) == ["in", "inner", "first", "second"]
 
 
 def test_a_no_at_a_breakpoint_goes_the_flows_way(ledger, alice, saver, start):

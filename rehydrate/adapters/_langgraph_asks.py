@@ -193,7 +193,7 @@ def _of_tool(
             action,
             plain(request["args"]),
             key=pending.effect_key(action, subject),
-            approval=terms.waits.get(name, terms.wait),
+            repeat=True,  # the same call may be wanted again, and people are asked about each
         ),
         choices=list(allowed),
         schema=schema,

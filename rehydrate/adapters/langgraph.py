@@ -403,12 +403,21 @@ class GraphFlow:
         left = run.approved()
         if not left:
             return
-        waiting = {one.id for task, _ in open_tasks(snapshot) for one in task.interrupts}
-        called = tool_results(snapshot)
+        called, finished = tool_results(snapshot), self._finished(run)
         for key in left:
-            *_, kind, name = key.split("/")
-            if (kind == "call" and name in called) or (len(kind) == 32 and kind not in waiting):
+            kind, name = key.split("/")[-2:] if "/" in key else ("", "")
+            if (kind == "call" and called.get(name) == "success") or kind in finished:
                 run.done(key, {"id": ref_of(snapshot), "status": "accepted"})
+            elif kind == "call" and name in called:
+                run.unsure(key, "The tool came back with an error.")
+
+    def _finished(self, run: Run) -> set[str]:
+        """The interrupts at the ledger's last checkpoint whose tasks have got their answers and come to their end."""
+        _, _, checkpoint = str(run.saved.get("ref") or "").rpartition("/")
+        config = self._thread(run.external_id)
+        config["configurable"]["checkpoint_id"] = checkpoint
+        past = self.graph.get_state(config)
+        return {one.id for task in past.tasks if task.result is not None for one in task.interrupts}
 
 
 # --- reading a thread ----------------------------------------------------
@@ -467,12 +476,12 @@ def tool_calls(values: Any) -> Sequence[Mapping[str, Any]]:
     return next((m.tool_calls for m in reversed(messages or []) if getattr(m, "tool_calls", None)), [])
 
 
-def tool_results(snapshot: StateSnapshot) -> set[str]:
-    """The ids of the tool calls that have come back, in a thread or in the subgraphs that it is in."""
-    found: set[str] = set()
+def tool_results(snapshot: StateSnapshot) -> dict[str, str]:
+    """How the tool calls of a thread, and of the subgraphs it is in, came back: `success` or `error`, by their ids."""
+    found: dict[str, str] = {}
     for one in [snapshot, *(task.state for task in snapshot.tasks if isinstance(task.state, StateSnapshot))]:
         messages = one.values.get("messages") if isinstance(one.values, Mapping) else None
-        found |= {m.tool_call_id for m in messages or [] if getattr(m, "status", None) == "success"}
+        found |= {m.tool_call_id: m.status for m in messages or [] if getattr(m, "type", None) == "tool"}
     return found
 
 
@@ -508,5 +517,7 @@ def wait_key(thread_id: str, snapshot: StateSnapshot, *request: Any) -> str:
 
 def key_of(run: Run, action: str, subject: str) -> str:
     """An effect's key in the outside world: by run, action and what in the graph it belongs to."""
-    key = f"{run.flow}/{run.external_id}/{action}/{subject}"
-    return key if len(key) <= KEY_LENGTH else hashlib.sha256(key.encode()).hexdigest()
+    begin, end = f"{run.flow}/{run.external_id}", f"{action}/{subject}"
+    if len(begin) + len(end) >= KEY_LENGTH:
+        begin = hashlib.sha256(begin.encode()).hexdigest()[:32]
+    return f"{begin}/{end}"

@@ -62,6 +62,7 @@ class AsyncRun(RunCore):
     external_ref = RunCore._external_ref
     effect = RunCore._effect
     done = RunCore._done
+    unsure = RunCore._unsure
     ask = RunCore._ask
     timer = RunCore._timer
     callback = RunCore._callback

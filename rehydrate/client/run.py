@@ -262,6 +262,10 @@ class RunCore:
         """Record that a planned effect was done by other hands than a `do` function, as by a framework by itself."""
         await self._record({"type": "effect.executed", "key": key, "receipt": receipt_of(result, key)})
 
+    async def _unsure(self, key: str, why: str) -> None:
+        """Record that a planned effect may have been done by other hands, and that nobody knows."""
+        await self._record({"type": "effect.unknown", "key": key, "error": {"code": "unsure", "message": why[:1000]}})
+
     async def _called(self, function: Do, call: EffectCall) -> Any:
         """What a `do`, look-up or undo function returned, async or not."""
         result = function(call)
@@ -581,6 +585,7 @@ class Run(RunCore):
     external_ref = blocks(RunCore._external_ref)
     effect = blocks(RunCore._effect)
     done = blocks(RunCore._done)
+    unsure = blocks(RunCore._unsure)
     ask = blocks(RunCore._ask)
     timer = blocks(RunCore._timer)
     callback = blocks(RunCore._callback)

@@ -887,6 +887,24 @@ def test_an_agent_without_ledger_tools_is_recorded_as_seen(ledger, alice, assist
     assert len(tools.sent) == 1
 
 
+def test_the_same_call_wanted_again_is_asked_about_again(ledger, alice, saver):
+    tools = Tools()
+    again = AIMessage("", tool_calls=[{"name": EMAIL[0], "args": EMAIL[1], "id": "call-again"}])
+    agent = create_agent(
+        Scripted(messages=iter([calls(EMAIL), again, AIMessage("All done.")])),
+        tools=tools.all,
+        middleware=[HumanInTheLoopMiddleware({"send_email": True}), LedgerTools("send_email")],
+        checkpointer=saver,
+    )
+    run = GraphFlow(ledger, "assistant", agent).open(THREAD, {"messages": [("user", "Write to Ann.")]})
+    ledger.work_once()
+    for choice in ("reject", "approve"):
+        alice.decide(run["id"], "approval", choice, reason="Later.")
+        ledger.work_once()
+    assert status_of(ledger, run["id"]) == "completed"
+    assert len(tools.sent) == 1
+
+
 def test_a_tool_that_was_run_is_not_run_again(ledger, alice, assistant):
     """Something breaks after the tool's receipt was recorded and before LangGraph has stored its result."""
     agent, run, tools = assistant(EMAIL, middleware=[BreaksOnce()])
@@ -917,6 +935,23 @@ def test_arguments_that_do_not_fit_never_reach_the_tool(ledger, assistant):
     assert run["status"] == "completed"
     assert (tools.sent, run["effects"]) == ([], [])
     assert "name" in results(agent)[0]
+
+
+def test_a_call_that_was_rejected_does_not_run_though_the_middleware_lets_it(ledger, alice, saver):
+    """The middleware asks its predicate again at the resume, and would skip the answer when that has changed."""
+    tools, asks = Tools(), [True]
+    review = HumanInTheLoopMiddleware({"send_email": {"allowed_decisions": ALLOWED, "when": lambda _: asks[0]}})
+    model = Scripted(messages=iter([calls(EMAIL), AIMessage("All done.")]))
+    middleware = [review, LedgerTools("send_email")]
+    agent = create_agent(model, tools=tools.all, middleware=middleware, checkpointer=saver)
+    run = GraphFlow(ledger, "assistant", agent).open(THREAD, {"messages": [("user", "Write to Ann.")]})
+    ledger.work_once()
+    asks[0] = False
+    alice.decide(run["id"], "approval", "reject", reason="No.")
+    ledger.work_once()
+    run = ledger.get(run["id"])
+    assert (run["status"], run["last_error"]["code"]) == ("review", "approval_rejected")
+    assert tools.sent == []
 
 
 def test_a_tool_that_asks_by_itself_is_no_effect(ledger, saver):
@@ -997,6 +1032,23 @@ def test_the_older_inbox_form(ledger, alice, saver, start):
         "three": "withdrawn",
         "four": "withdrawn",
     }
+
+
+def test_an_action_whose_answer_never_came_is_not_taken_for_done(ledger, alice, saver, start):
+    def node(state: State) -> State:
+        wanted = {"action": "pay", "args": {"n": 1}}
+        return {"said": interrupt({"action_request": wanted, "config": {"allow_accept": True}})}
+
+    graph = graph_of(saver, node)
+    run = start(graph)
+    alice.decide(run["id"], "approval", "approve")
+    graph.invoke({"said": ["new"]}, {"configurable": {"thread_id": THREAD}}, durability="sync")
+    ledger.work_once()
+    assert "executed" not in [effect["state"] for effect in ledger.get(run["id"])["effects"]]
+    alice.decide(run["id"], "approval", "approve")
+    ledger.work_once()
+    states = [effect["state"] for effect in ledger.get(run["id"])["effects"]]
+    assert sorted(states) == ["executed", "withdrawn"]
 
 
 # --- what is refused ----------------------------------------------------

@@ -42,6 +42,7 @@ from rehydrate.client.run import Do
 from rehydrate.client.shapes import Due, answer_of
 
 Json = dict[str, Any]
+Graph = Pregel[Any, Any, Any, Any]
 
 # Before it, two interrupts of one node shared an id, and an answer could go to the wrong one.
 LEAST_VERSION = (1, 2, 20)
@@ -173,7 +174,7 @@ class GraphFlow:
         self,
         ledger: Ledger,
         name: str,
-        graph: Pregel[Any, Any, Any, Any],
+        graph: Graph,
         *,
         version: str = "1",
         reads: Iterable[str] | None = None,
@@ -432,20 +433,21 @@ class Stop:
     snapshot: StateSnapshot
 
 
-def breakpoints(graph: Pregel[Any, Any, Any, Any], snapshot: StateSnapshot) -> Iterator[Stop]:
-    """The breakpoints before and after nodes that a thread stands at, also in its subgraphs."""
+def breakpoints(graph: Graph, snapshot: StateSnapshot, *, root: Graph | None = None) -> Iterator[Stop]:
+    """The breakpoints before and after nodes that a thread stands at, also in subgraphs, whose states `root` reads."""
+    root = root or graph
     before = _listed(graph.interrupt_before_nodes, snapshot.next)
     if before:
         yield Stop("before", before, snapshot)
     if graph.interrupt_after_nodes and snapshot.parent_config and (snapshot.metadata or {}).get("source") == "loop":
-        after = _listed(graph.interrupt_after_nodes, graph.get_state(snapshot.parent_config).next)
+        after = _listed(graph.interrupt_after_nodes, root.get_state(snapshot.parent_config).next)
         if after:
             yield Stop("after", after, snapshot)
     subgraphs = dict(graph.get_subgraphs())
     for task in snapshot.tasks:
         inner = subgraphs.get(task.name)
         if isinstance(task.state, StateSnapshot) and isinstance(inner, Pregel):
-            yield from breakpoints(inner, task.state)
+            yield from breakpoints(inner, task.state, root=root)
 
 
 def _listed(stops: Sequence[str] | str, nodes: Sequence[str]) -> tuple[str, ...]:

@@ -233,6 +233,15 @@ class RunCore:
             raise errors.EffectNotGranted(key, known["state"])
         return await self._do(key, self._call_for(effect, key, known), do)
 
+    @property
+    def epoch(self) -> int:
+        """The lease's epoch."""
+        return self._lease.epoch
+
+    def known_effect(self, key: str) -> Json | None:
+        """An effect of this run as the ledger last told of it; None when it was never planned."""
+        return self._effects.get(key)
+
     async def _do(self, key: str, call: EffectCall, do: Do) -> Json:
         try:
             result = await self._called(do, call)

@@ -19,6 +19,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -573,7 +574,7 @@ def test_gated_tool_that_is_no_effect_is_refused(ledger):
 def test_effect_does_nothing_outside_a_run_of_the_ledger(bank):
     agent = Agent[Any](name="Support", model=ScriptedModel([[mail("Hello")]]), tools=[*tools(bank)])
     with pytest.raises(UserError, match="only under a run of the ledger"):
-        Runner.run_sync(agent, "Hello")
+        asyncio.run(Runner.run(agent, "Hello"))
     assert bank.done == []
 
 

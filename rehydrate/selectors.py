@@ -626,7 +626,8 @@ def _groups_of(caller: Caller) -> list[tuple[str, str]]:
         return [(str(workspace), name) for workspace, name in db.fetchall()]
 
 
-_NOT_ASIDE: Final = "NOT EXISTS (SELECT FROM rehydrate_trouble x WHERE x.run_id = r.id AND x.set_aside_at IS NOT NULL)"
+#: They are few, or something is very wrong: looked up once, not for each row.
+_NOT_ASIDE: Final = "NOT r.id = ANY(ARRAY(SELECT x.run_id FROM rehydrate_trouble x WHERE x.set_aside_at IS NOT NULL))"
 
 
 def _may_decide(where: _Where, caller: Caller) -> None:

@@ -50,7 +50,7 @@ DELIVERY: Final[Topic] = ("delivery",)
 #: Seconds between two looks of those who wait while nobody listens for them; each takes its own in this range.
 SELDOM: Final = (2.0, 4.0)
 #: How often those for whom somebody listens make sure that it is still so.
-SURE: Final = (12.0, 20.0)
+SURE: Final = (30.0, 40.0)
 #: Seconds between two looks of the process on behalf of all agents that wait in it: should a notice ever be lost, or
 #: no tick run that applies what is due, they wait no longer than this. Not above `notices.HORIZON`: what becomes due
 #: sooner is told.

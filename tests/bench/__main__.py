@@ -2,7 +2,7 @@
 
     python -m tests.bench                        # all of it, three rounds: about half an hour
     python -m tests.bench --quick                # one short round, to see that all works
-    python -m tests.bench --only cycle,ingest    # parts: cycle, ingest, timers, listeners, growth
+    python -m tests.bench --only cycle,ingest    # parts: cycle, ingest, timers, listeners, growth; others stay in the file
     python -m tests.bench --readme               # measures nothing; puts the kept results into README.md
 
 Within a round all systems take turns, so that each round's meet the same machine; a ratio is the median of the rounds'.
@@ -54,6 +54,8 @@ def main() -> None:
         seconds=given.seconds or (2 if given.quick else 6),
         patience=given.patience if given.patience is not None else (2 if given.quick else 30),
     )
+    if given.only and given.json.exists():
+        bench.keep(json.loads(given.json.read_text()), but=parts)
     sizes = growth.FULL if given.full else growth.QUICK if given.quick else growth.USUAL
     measures: dict[str, Callable[[], None]] = {
         "cycle": bench.cycles,
@@ -82,6 +84,12 @@ class Bench:
             "versions": {},
             "failed": {},
         }
+
+    def keep(self, kept: Json, *, but: list[str]) -> None:
+        """What was measured before, of the same day and machine, but for the parts that are measured anew."""
+        if kept["at"][:10] == self.results["at"][:10] and kept["machine"] == self.results["machine"]:
+            self.results |= {name: kept[name] for name in PARTS if name in kept and name not in but}
+            self.results |= {name: kept[name] for name in ("rounds", "seconds", "versions")}
 
     def attempt(self, name: str, measure: Callable[[], Any]) -> Any:
         """What `measure` returns; what fails is told, and the rest goes on."""

@@ -276,6 +276,8 @@ def explain(runs: int, open_waits: int) -> Json:
             [BIG],
         )
         big = {row[0] for row in cursor.fetchall()}
+        cursor.execute("SELECT indexrelid::regclass::text FROM pg_index WHERE indpred IS NOT NULL")
+        partial = {row[0] for row in cursor.fetchall()}
     plans: list[tuple[str, Any]] = []
 
     def explaining(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -295,25 +297,29 @@ def explain(runs: int, open_waits: int) -> Json:
         assert answer.status_code == 200, (address, answer.status_code)
         queries[name] = len(plans)
         for sql, plan in plans:
-            for table in _scanned(plan) & big:
+            for table in _scanned(plan, partial) & big:
                 scans.setdefault(f"{name}: {table.removeprefix('rehydrate_')}", []).append(sql)
     cookie = client.cookies[settings.SESSION_COOKIE_NAME]
     return {"cookie": f"{cookie.key}={cookie.value}", "queries": queries, "scans": scans}
 
 
-def _scanned(plan: Any, *, limited: bool = False) -> set[str]:
-    """Tables that a plan reads from end to end, be it by an index of all rows; not what a LIMIT ends early."""
+def _scanned(plan: Any, partial: set[str], *, limited: bool = False) -> set[str]:
+    """Tables that a plan reads from end to end, be it by an index of all rows; not what a LIMIT ends early, nor what an
+    index holds that is `partial`, of the rows asked for alone.
+    """
     if isinstance(plan, str):
         plan = json.loads(plan)
     if isinstance(plan, list):
-        return set().union(*(_scanned(each, limited=limited) for each in plan))
+        return set().union(*(_scanned(each, partial, limited=limited) for each in plan))
     kind, limited = plan.get("Node Type", ""), limited or plan.get("Node Type") == "Limit"
-    whole = kind == "Seq Scan" or (
-        kind in ("Index Scan", "Index Only Scan", "Bitmap Index Scan") and "Index Cond" not in plan and not limited
+    by_all = (
+        kind in ("Index Scan", "Index Only Scan") and "Index Cond" not in plan and plan["Index Name"] not in partial
     )
-    here = {plan["Relation Name"]} if whole and "Relation Name" in plan else set()
+    whole = kind == "Seq Scan" or (by_all and not limited)
     below = [plan["Plan"]] if "Plan" in plan else plan.get("Plans", [])
-    return set(here).union(*(_scanned(each, limited=limited) for each in below))
+    return ({plan["Relation Name"]} if whole else set()).union(
+        *(_scanned(each, partial, limited=limited) for each in below)
+    )
 
 
 def main() -> None:

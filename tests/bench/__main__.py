@@ -2,7 +2,7 @@
 
     python -m tests.bench                        # all of it, three rounds: about half an hour
     python -m tests.bench --quick                # one short round, to see that all works
-    python -m tests.bench --only cycle,ingest    # parts: cycle, ingest, timers, listeners, growth; others stay in the file
+    python -m tests.bench --only cycle,ingest    # of cycle, ingest, timers, listeners, growth; the others are kept
     python -m tests.bench --readme               # measures nothing; puts the kept results into README.md
 
 Within a round all systems take turns, so that each round's meet the same machine; a ratio is the median of the rounds'.

@@ -238,6 +238,19 @@ class _Saved:
     said: str  # what the model said along with its calls
 
 
+def kept(state: Json) -> str:
+    """A state of the SDK's own (`state.to_json()`) as a run's first checkpoint keeps it, without its contexts."""
+    _drop_contexts(state)
+    return json.dumps(dataclasses.asdict(_Saved(1, sdk_version, state, [], "")))
+
+
+def adopt(ledger: Ledger, name: str, external_id: str) -> Json:
+    """Take over a run that `manage.py import_openai_agents` showed: a worker asks now what its state waits for."""
+    run_id = ledger.open(name, external_id)["run"]["id"]
+    lease = ledger.recall(run_id, reason="An agent adopted the imported state.")["lease"]
+    return dict(ledger.release(run_id, lease["epoch"])["run"])
+
+
 @dataclass(frozen=True)
 class _Flow:
     agent: Agent[Any]

@@ -1,10 +1,7 @@
 """`import_langgraph`: shows the paused threads of a LangGraph checkpointer as runs, so that stuck ones are seen.
 
-What it reads it leaves as it is, and a run that it opens is read only until it is adopted: it waits for the signal
-`adoption`, in place of the thread's own questions, which stand in its history as notes. So nobody can answer them, and
-no agent may claim the run. An agent that serves the flow takes it over with `GraphFlow.adopt(thread)`, which withdraws
-that wait; from then on it is a run as any other, and what is still open in its thread is asked. People may take it over
-or terminate it before. The deadline that each wait has to have is ten years off, about the latest that there is.
+What it reads it leaves as it is, and a run that it opens is read only until it is adopted (see `rehydrate.adoption`):
+an agent that serves the flow does that with `GraphFlow.adopt(thread)`, and what is still open in its thread is asked.
 
 A thread is paused when interrupts are open in it, when a task of its failed, or when nodes are still to run, as at a
 static breakpoint. Without its graph, nothing more can be told of it; values of types that are not LangGraph's or
@@ -20,12 +17,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from rehydrate import services
+from rehydrate import adoption
 from rehydrate.adapters._langgraph_asks import Pending, Terms, question
-from rehydrate.callers import Caller
-from rehydrate.core import commands as cmd
-from rehydrate.core.parsing import convert
-from rehydrate.models import Workspace
+from rehydrate.adoption import Found
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import CheckpointTuple
@@ -34,7 +28,6 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 NAME = "import_langgraph"
-TEN_YEARS = 3650 * 86400
 NEEDED = (
     "This needs LangGraph and its PostgreSQL checkpointer on this machine: "
     "pip install 'langgraph>=1.2.20,<2' 'langgraph-checkpoint-postgres>=3,<4'"
@@ -69,24 +62,16 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("database", help="the checkpointer's database: postgresql://...")
-        parser.add_argument("--flow", default="langgraph", help="the flow whose runs they become (langgraph)")
-        parser.add_argument("--workspace", default="default")
-        parser.add_argument("--agent-version", default="1", help="the version of the agent that they are of (1)")
+        adoption.add_arguments(parser, flow="langgraph")
         parser.add_argument("--thread", action="append", default=[], help="only this one; may be repeated")
 
     def handle(
         self, *, database: str, flow: str, workspace: str, agent_version: str, thread: list[str], **_: Any
     ) -> None:
-        place = Workspace.objects.filter(slug=workspace).first()
-        if place is None:
-            raise CommandError(f"There is no workspace {workspace}: apply a file that names it first.")
-        caller = Caller(kind="agent", id=NAME, name=NAME, workspaces={str(place.pk): frozenset()}, flows=(flow,))
-        new = known = 0
-        for found in paused_threads(database, thread):
-            run, opened = services.open_run(caller, opening(found, flow=flow, agent_version=agent_version))
-            new, known = new + opened, known + (not opened)
-            if opened:
-                self.stdout.write(f"{found.id}: {run['run']['title']}")
+        found = (shown(one) for one in paused_threads(database, thread))
+        new, known = adoption.show(
+            found, by=NAME, flow=flow, workspace=workspace, agent_version=agent_version, say=self.stdout.write
+        )
         self.stdout.write(f"{new} paused threads shown as runs of {flow}, {known} known before.")
 
 
@@ -146,36 +131,19 @@ def _under_way(saved: CheckpointTuple) -> tuple[list[Any], list[str]]:
 # --- what it becomes ----------------------------------------------------
 
 
-def opening(thread: Thread, *, flow: str, agent_version: str) -> cmd.OpenRun:
-    """The run of a paused thread, with all that is known of it, waiting to be adopted."""
+def shown(thread: Thread) -> Found:
+    """All that is known of a paused thread."""
     asked = [sentence for one in thread.interrupts for sentence in _asked(thread, one)]
     said = [*asked, *(f"A task failed: {error}" for error in thread.errors)] or ["It has stopped between two nodes."]
-    stage = ", ".join(thread.next)[:100] or "paused"
-    adoption = {
-        "key": "adoption",
-        "name": "adoption",
-        "kind": "signal",
-        "due_in": TEN_YEARS,
-        "from": f"an agent that serves {flow} and adopts it",
-    }
-    body: cmd.OpenRun = convert(
-        {
-            "flow": flow,
-            "external_id": thread.id,
-            "title": said[0][:200],
-            "input": {"ref": f"langgraph:{thread.id}"},
-            "agent": {"name": flow, "version": agent_version, "framework": "LangGraph"},
-            "holder": NAME,
-            "labels": {"imported": "langgraph"},
-            "events": [
-                {"type": "checkpoint", "stage": stage, "ref": thread.ref, "next": thread.next[:100]},
-                *({"type": "note", "text": sentence[:4000]} for sentence in said[:100]),
-                {"type": "paused", "waits": [adoption]},
-            ],
-        },
-        cmd.OpenRun,
+    return Found(
+        external_id=thread.id,
+        framework="LangGraph",
+        stage=", ".join(thread.next) or "paused",
+        said=said,
+        next=thread.next,
+        ref=thread.ref,
+        input_ref=f"langgraph:{thread.id}",
     )
-    return body
 
 
 def _asked(thread: Thread, interrupt: Any) -> Iterator[str]:

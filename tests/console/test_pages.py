@@ -12,6 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from approvals.signin import make_link_path
+from rehydrate import selectors
 from tests.contract.driver import (
     Agent,
     World,
@@ -205,6 +206,44 @@ def test_search_and_filters_live_in_the_address_and_can_be_kept(world: World, bo
     alice.post("/inbox/views/", {"name": "Pears", "query": "scope=available&q=pears"})
     assert "Pears" in text_of(alice.get("/"))
     assert "Pears" not in text_of(session("bob").get("/"))
+
+
+def test_a_number_finds_its_run_and_the_rest_on_request(world: World, bot: Agent, session: Session) -> None:
+    for name in ("order-1", "order-10"):
+        bot.open(external_id=name)
+    bot.open(order(resource="msg-7"), external_id="case-3")
+
+    def found(query: str) -> set[str]:
+        page = alice.get(f"/runs/?{query}")
+        assert page.status_code == 200
+        return {run["external_id"] for run in page.context["runs"]}
+
+    alice = session("alice")
+    assert found("q=order-1") == {"order-1"}
+    assert "within=1" in alice.get("/runs/?q=order-1").content.decode()
+    assert found("q=order-1&within=1") == {"order-1", "order-10"}
+    assert found("q=rder-1") == {"order-1", "order-10"}
+    assert found("q=msg-7") == {"case-3"}
+    assert found("q=order-1&status=completed") == set()
+
+
+def test_counts_go_no_further_than_they_show(
+    world: World, bot: Agent, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selectors, "FIGURES_TO", 2)
+    monkeypatch.setattr(selectors, "COUNTED_TO", 2)
+    alice = session("alice")
+    for expected, words in (
+        ("1", "1 item,"),
+        ("2", "2 items,"),
+        ("2+", "More than 2 items,"),
+        ("2+", "More than 2 items,"),
+    ):
+        waiting_order(bot)
+        page = alice.get("/?scope=available")
+        assert next(s["figure"] for s in page.context["scopes"] if s["id"] == "available") == expected
+        assert words in text_of(page)
+    assert len(page.context["rows"]) == 4
 
 
 @pytest.mark.parametrize("scope", ["mine", "available", "overdue", "review", "unknown", "taken_over", "decided"])

@@ -5,6 +5,7 @@ Django reads its settings once, so the environment below is set when this file i
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import datetime as dt
 import http.client
@@ -16,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -175,6 +177,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
+    """What it gives, from a thread of its own: where a browser was driven, this thread has a loop that runs already."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def eventually(ask: Callable[[], T | None], *, within: float = 20.0, what: str = "it") -> T:

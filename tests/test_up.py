@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -58,6 +59,14 @@ class Up:
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, word: str) -> psutil.Process | None:
+        """The one that has this word in its command, while it lives."""
+        for child in self.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if word in " ".join(child.cmdline()):
+                    return child
+        return None
 
     def end(self, number: int = signal.SIGTERM, *, within: float = PATIENCE) -> int:
         self.process.send_signal(number)
@@ -185,7 +194,8 @@ def test_what_dies_is_started_again_and_a_killed_supervisor_leaves_nobody_behind
     up = start()
     url = up.ready()
 
-    web = next(child for child in up.children() if "granian" in " ".join(child.cmdline()))
+    web = up.child("granian")
+    assert web is not None
     for process in [web, *web.children(recursive=True)]:
         process.kill()
     up.wait_for(r"web ended \(by SIGKILL\)")
@@ -224,10 +234,11 @@ def test_the_demo_has_work_waiting_within_seconds_and_its_agents_come_back(start
     eventually(every_flow_waits, within=60, what="work that waits")
     assert stat_mode(up.folder / "demo.json") == 0o600
 
-    agent = next(child for child in up.children() if "after-sales" in child.cmdline())
+    agent = up.child("after-sales")
+    assert agent is not None
     agent.kill()
     up.wait_for(r"after-sales ended \(by SIGKILL\)")
-    eventually(lambda: any("after-sales" in child.cmdline() for child in up.children()), within=60, what="the agent")
+    eventually(lambda: up.child("after-sales"), within=60, what="the agent")
     assert up.manage("verify_ledger").startswith("verified: ")
     assert up.end() == 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 from pathlib import Path
@@ -15,6 +14,7 @@ from django.core.management import CommandError, call_command
 
 from rehydrate.adapters.openai_agents import adopt, effect, effect_call, flow
 from rehydrate.models import CheckpointState
+from tests.conftest import in_a_loop
 
 pytestmark = pytest.mark.processes
 
@@ -32,7 +32,7 @@ def stuck(tmp_path: Path) -> Path:
     """A state that waits for an approval, as a team has kept it; its context holds a secret."""
     model = ScriptedModel([[function_call("refund", {"order": "17"}, call_id="call_1")]])
     agent = Agent[Any](name="Support", model=model, tools=[before])
-    result = asyncio.run(Runner.run(agent, "Look after case 1.", context={"token": "hush-hush"}))
+    result = in_a_loop(Runner.run(agent, "Look after case 1.", context={"token": "hush-hush"}))
     file = tmp_path / "case-1.json"
     file.write_text(json.dumps(result.to_state().to_json()))
     return file

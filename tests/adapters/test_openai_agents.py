@@ -19,7 +19,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -45,7 +44,7 @@ from rehydrate.adapters.openai_agents import effect, effect_call, flow
 from rehydrate.client import Ledger, Refused, Worker
 from rehydrate.models import CheckpointState
 from tests.client.conftest import issue_key, status_of
-from tests.conftest import eventually
+from tests.conftest import eventually, in_a_loop
 
 Json = dict[str, Any]
 
@@ -574,7 +573,7 @@ def test_gated_tool_that_is_no_effect_is_refused(ledger):
 def test_effect_does_nothing_outside_a_run_of_the_ledger(bank):
     agent = Agent[Any](name="Support", model=ScriptedModel([[mail("Hello")]]), tools=[*tools(bank)])
     with pytest.raises(UserError, match="only under a run of the ledger"):
-        asyncio.run(Runner.run(agent, "Hello"))
+        in_a_loop(Runner.run(agent, "Hello"))
     assert bank.done == []
 
 

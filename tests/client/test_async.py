@@ -16,7 +16,7 @@ import pytest
 
 from rehydrate.client import Approval, AsyncLedger, AsyncWorker, NotSent, NotToGoOn, Signal, Unauthenticated
 from rehydrate.client.retry import Backoff
-from tests.conftest import ROOT, end, eventually
+from tests.conftest import ROOT, end, eventually, in_a_loop
 
 from .conftest import LEASE_SECONDS, effect_of, reaches, status_of
 
@@ -46,7 +46,7 @@ def in_loop(cast, key):
             async with AsyncLedger(cast.url, key, **options) as ledger:
                 return await story(ledger)
 
-        return asyncio.run(told())
+        return in_a_loop(told())
 
     return run
 
@@ -264,7 +264,7 @@ def test_worker_with_a_wrong_key_says_so_and_ends(cast):
             with pytest.raises(Unauthenticated, match="REHYDRATE_KEY"):
                 await serve(stranger, lambda run: asyncio.sleep(0)).work(poll=1)
 
-    asyncio.run(story())
+    in_a_loop(story())
 
 
 class Lossy(httpx.AsyncBaseTransport):

@@ -117,7 +117,7 @@ class Bench:
     def cycles(self) -> None:
         systems: Json = {
             OURS: {"title": "Rehydrate, over HTTP, with the whole ledger", "runs": []},
-            DIRECT: {"title": "its ledger alone (in process)", "runs": []},
+            DIRECT: {"title": "Rehydrate's ledger alone, without HTTP (in process)", "runs": []},
         }
         systems |= {name: {"title": title, "runs": []} for name, title in beside.CYCLES.items()}
         found: Json = {"systems": systems, "missing": {}}

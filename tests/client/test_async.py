@@ -164,20 +164,26 @@ class Held(httpx.AsyncBaseTransport):
         await self.inner.aclose()
 
 
+async def in_the_middle_of_an_effect(mine: AsyncLedger) -> asyncio.Task[str | None]:
+    """A turn whose effect has begun, and does not end."""
+    begun = asyncio.Event()
+
+    async def errand(run):
+        async def do(e):
+            begun.set()
+            await asyncio.Event().wait()
+
+        await run.checkpoint("only")
+        await run.effect("crm.note", {"n": 1}, do=do)
+
+    turn = asyncio.create_task(serve(mine, errand).work_once())
+    await begun.wait()
+    return turn
+
+
 def test_cancelled_in_the_middle_of_an_effect_its_outcome_is_unknown(ledger, in_loop, opened):
     async def story(mine: AsyncLedger) -> None:
-        begun = asyncio.Event()
-
-        async def errand(run):
-            async def do(e):
-                begun.set()
-                await asyncio.Event().wait()
-
-            await run.checkpoint("only")
-            await run.effect("crm.note", {"n": 1}, do=do)
-
-        turn = asyncio.create_task(serve(mine, errand).work_once())
-        await begun.wait()
+        turn = await in_the_middle_of_an_effect(mine)
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
@@ -371,18 +377,7 @@ def test_cancelling_twice_is_as_good(ledger, in_loop, opened):
     async def story(mine: AsyncLedger) -> None:
         transport = mine._transport._http._transport
         assert isinstance(transport, Held)
-        begun = asyncio.Event()
-
-        async def errand(run):
-            async def do(e):
-                begun.set()
-                await asyncio.Event().wait()
-
-            await run.checkpoint("only")
-            await run.effect("crm.note", {"n": 1}, do=do)
-
-        turn = asyncio.create_task(serve(mine, errand).work_once())
-        await begun.wait()
+        turn = await in_the_middle_of_an_effect(mine)
         turn.cancel()
         await transport.held.wait()
         turn.cancel()

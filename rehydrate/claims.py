@@ -11,7 +11,7 @@ from rehydrate.loading import Pick
 
 
 def next_claimable(workspace: str, flows: tuple[str, ...] | None, agent: AgentInfo | None, passed: list[str]) -> Pick:
-    """Picks the longest ready run of these flows (None: of all); not one of those passed over."""
+    """Picks the longest ready runs of these flows (None: of all); not one of those passed over."""
     where = ""
     given: dict[str, Any] = {"workspace": workspace, "passed": passed}
     if flows is not None:
@@ -22,10 +22,10 @@ def next_claimable(workspace: str, flows: tuple[str, ...] | None, agent: AgentIn
         where += ")" if agent.reads else " OR true)"
         given["versions"] = [version for version in (agent.version, *agent.reads) if version is not None]
     return Pick(
-        "(SELECT c.id FROM rehydrate_run c"
+        "SELECT c.id FROM rehydrate_run c"
         " WHERE c.workspace_id = %(workspace)s AND c.status IN ('ready', 'compensating') AND c.lease_expires_at IS NULL"
         " AND (c.retry_at IS NULL OR c.retry_at <= clock_timestamp() + %(offset)s::interval)"
-        f"{where} AND NOT c.id = ANY(%(passed)s::uuid[]) ORDER BY c.ready_since, c.id LIMIT 1)",
+        f"{where} AND NOT c.id = ANY(%(passed)s::uuid[]) ORDER BY c.ready_since, c.id",
         given,
     )
 

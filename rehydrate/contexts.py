@@ -19,7 +19,7 @@ SYSTEM: Final = {"kind": ev.SYSTEM.kind, "id": ev.SYSTEM.id, "name": ev.SYSTEM.n
 def people_of(workspace: str) -> People:
     """Who may decide in a workspace. One query."""
     with connection.cursor() as cursor:
-        cursor.execute(f"{loading.PEOPLE} %s", [workspace])
+        cursor.execute(f"SELECT ({loading.PEOPLE} %s)::text", [workspace])
         return loading.people_in(cursor.fetchone()[0])
 
 

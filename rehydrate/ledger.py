@@ -8,15 +8,17 @@ A refusal that matters is an event as well: it is committed, with what it change
 refusal.
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 from uuid import UUID
 
-from django.db import connection, transaction
+import psycopg
+from django.db import OperationalError, connection, transaction
+from msgspec.structs import replace
 
-from rehydrate import loading, projections, seal, shapes, signals
+from rehydrate import loading, projections, seal, shapes, signals, sql
 from rehydrate.contexts import SYSTEM, context_of, make_context
 from rehydrate.core import decide, waiting
 from rehydrate.core import events as ev
@@ -24,11 +26,15 @@ from rehydrate.core.draft import Draft
 from rehydrate.core.refusals import AUDITED, Refusal, not_found
 from rehydrate.core.state import Run, State
 from rehydrate.core.verdict import NeedsAllEffects
+from rehydrate.group_commit import Group, Member
 from rehydrate.ids import uuid7
-from rehydrate.loading import Ground, Loaded
+from rehydrate.loading import Ground, Loaded, Site, Wanted
 from rehydrate.models import Signal, Wait, Workspace
 from rehydrate.projections import Change
 from rehydrate.projections import Overtaken as Overtaken  # what callers of `change` may have to heed
+from rehydrate.rights import Outdated, Rights
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 Json = dict[str, Any]
@@ -43,6 +49,91 @@ class NeedsLock(Exception):
     """The attempt touches more than its run (signals), which one statement cannot write: lock, and do it again."""
 
 
+Rescue = Callable[[Draft, Refusal], None]
+
+
+class _Step(Member):
+    """What one caller asks for, and in the end what became of it: `outcome`, or the `error` to raise."""
+
+    def __init__(self, wanted: Wanted | Site) -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.outcome: Any = None
+        self.error: Exception | None = None
+        self.alone = False  # it could not be done together with others
+
+    def decide(self, found: Any) -> Change | None:
+        """Decides on what was read, and gives what is to be saved. May be carried out more than once."""
+        raise NotImplementedError
+
+
+class _Changing(_Step):
+    """Do `work` on a run. The outcome: what it gave, the draft, and the Refusal of `work` if it refused."""
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        *,
+        work: Work[Any],
+        actor: dict[str, Any],
+        operation: str,
+        check: Callable[[Run], None] | None,
+        rescue: Rescue | None,
+        keep: Callable[[Draft], list[Json]] | None,
+        rights: Rights | None,
+    ) -> None:
+        super().__init__(wanted)
+        self.work, self.actor, self.operation = work, actor, operation
+        self.check, self.rescue, self.keep, self.rights = check, rescue, keep, rights
+
+    def decide(self, loaded: Loaded) -> Change | None:
+        if self.rights is not None:
+            self.rights.confirm(loaded.rights)
+        if self.check is not None:
+            self.check(loaded.state.run)
+        self.outcome = _attempt(loaded, self.work, self.actor, self.operation, self.rescue)
+        _, draft, refused = self.outcome
+        if not _worth_writing(loaded, draft):
+            return None
+        return _change_of(loaded, draft, self.keep(draft) if self.keep is not None and refused is None else [])
+
+
+class _Opening(_Step):
+    """A new run with its first events. The outcome: the draft, or the id of the run that is there."""
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        work: Callable[[Draft], None],
+        actor: dict[str, Any],
+        keep: Callable[[Draft], list[Json]],
+        rights: Rights | None,
+    ) -> None:
+        super().__init__(site)
+        self.site, self.work, self.actor, self.keep, self.rights = site, work, actor, keep, rights
+
+    def decide(self, ground: Ground) -> Change | None:
+        if self.rights is not None:
+            self.rights.confirm(ground.rights)
+        if ground.known is not None:
+            self.outcome = ground.known
+            return None
+        policy = ground.policy
+        ctx = make_context(
+            now=ground.now, number=ground.number, policy=policy, pinned=policy, workspace=self.site.workspace,
+            actor=self.actor, people=ground.people,
+        )  # fmt: skip
+        self.outcome = draft = Draft(State(Run(id=str(uuid7()))), ctx)
+        try:
+            self.work(draft)
+            _match_buffered(draft, 0)
+            decide.settle(draft)
+        except Refusal as refusal:
+            raise shapes.refusal(refusal) from None
+        return _change_of(None, draft, self.keep(draft))
+
+
 def change(
     run_id: str,
     work: Work[R],
@@ -50,33 +141,25 @@ def change(
     actor: dict[str, Any],
     operation: str,
     check: Callable[[Run], None] | None = None,
-    rescue: Callable[[Draft, Refusal], None] | None = None,
+    rescue: Rescue | None = None,
     keep: Callable[[Draft], list[Json]] | None = None,
+    rights: Rights | None = None,
     lock: Lock = "if overtaken",
     **reading: Any,
 ) -> tuple[R, Draft]:
     """Do `work` on a run and commit it with its events. Raises the Refusal of `work`, after recording what matters.
 
     `check` looks at the run before anything happens (walls, roles) and raises; `rescue` records what is kept of a
-    refused batch (receipts); `keep` gives the rows of opaque state that belong to what was decided; `reading` says what
-    of the run is read (see `loading.load_runs`). `work` may be carried out more than once. `lock` says that the run is
-    to be locked from the start, since `work` writes more than the run; or never, and `Overtaken` is for the caller.
+    refused batch (receipts); `keep` gives the rows of opaque state that belong to what was decided; `rights` are
+    confirmed before all of it; `reading` says what of the run is read (see `loading.Wanted`). `work` may be carried out
+    more than once, and in another thread. `lock` says that the run is to be locked from the start, since `work` writes
+    more than the run; or never, and `Overtaken` is for the caller.
     """
-    step = partial(
-        _change, work=work, actor=actor, operation=operation, check=check, rescue=rescue, keep=keep, reading=reading
-    )
-    if lock == "never":
-        result, draft, refused = step(run_id, lock=False)
-    elif connection.in_atomic_block:
-        result, draft, refused = step(run_id, lock=True)
-    else:
-        try:
-            if lock == "taken":
-                raise NeedsLock
-            result, draft, refused = step(run_id, lock=False)
-        except (Overtaken, NeedsLock):
-            with transaction.atomic():
-                result, draft, refused = step(run_id, lock=True)
+    step = _Changing(
+        Wanted(ids=[run_id] if run_id else [], **reading),
+        work=work, actor=actor, operation=operation, check=check, rescue=rescue, keep=keep, rights=rights,
+    )  # fmt: skip
+    result, draft, refused = _carried_out(step, lock)
     if refused is not None:
         if refused.status == 409:  # the object as it stands
             refused.extra.setdefault("run_status", draft.run.status)
@@ -84,38 +167,133 @@ def change(
     return result, draft
 
 
-def _change(
-    run_id: str,
+def create(
+    site: Site,
+    work: Callable[[Draft], None],
     *,
-    lock: bool,
-    work: Work[R],
     actor: dict[str, Any],
-    operation: str,
-    check: Callable[[Run], None] | None,
-    rescue: Callable[[Draft, Refusal], None] | None,
-    keep: Callable[[Draft], list[Json]] | None,
-    reading: dict[str, Any],
-) -> tuple[Any, Draft, Refusal | None]:
-    loaded = _read(run_id, lock=lock, reading=reading)
-    if check is not None:
-        check(loaded.state.run)
+    keep: Callable[[Draft], list[Json]] = lambda draft: [],
+    rights: Rights | None = None,
+) -> Draft | str:
+    """A new run with its first events, all or nothing; or the id of the run that is there.
+
+    Raises IntegrityError when another opened it at the same instant.
+    """
+    outcome: Draft | str = _carried_out(
+        _Opening(site, work=work, actor=actor, keep=keep, rights=rights), "if overtaken"
+    )
+    return outcome
+
+
+def _carried_out(step: _Step, lock: Lock) -> Any:
+    if lock != "never" and connection.in_atomic_block:
+        return _alone(step, lock=True)
     try:
-        result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
-    except NeedsAllEffects:
-        # What is saved is the difference to this state: against the part, every row of the run would be written.
-        loaded = _read(run_id, lock=lock, reading={**reading, "full": True})
-        result, draft, refused = _attempt(loaded, work, actor, operation, rescue)
-    _save(loaded, draft, keep(draft) if keep is not None and refused is None else [])
-    return result, draft, refused
+        if lock == "taken":
+            raise NeedsLock
+        return _together(step) if together and not connection.in_atomic_block else _alone(step)
+    except (Overtaken, NeedsLock):
+        if lock == "never":
+            raise
+        with transaction.atomic():
+            return _alone(step, lock=True)
 
 
-def _read(run_id: str, *, lock: bool, reading: dict[str, Any]) -> Loaded:
-    if lock and reading.get("by_wait"):
-        run_id = str(Wait.objects.filter(pk=run_id).values_list("run_id", flat=True).first() or run_id)
-        reading = {**reading, "by_wait": False}
-    for loaded in loading.load_runs([run_id] if run_id else [], lock=lock, **{"full": True, **reading}).values():
-        return loaded
-    raise not_found("wait" if "by_wait" in reading else "run")
+def _alone(step: _Step, *, lock: bool = False) -> Any:
+    # Another may be opening the same run, and what encloses this goes on.
+    nested = isinstance(step, _Opening) and connection.in_atomic_block
+    with transaction.atomic() if nested else nullcontext():
+        try:
+            change = step.decide(_read(step.wanted, lock=lock))
+        except NeedsAllEffects:
+            # What is saved is the difference to this state: against the part, every row of the run would be written.
+            assert isinstance(step.wanted, Wanted)
+            change = step.decide(_read(replace(step.wanted, full=True), lock=lock))
+        if change is not None:
+            projections.save([change])
+    return step.outcome
+
+
+def _read(wanted: Wanted | Site, *, lock: bool) -> Loaded | Ground:
+    if isinstance(wanted, Site):
+        return loading.ground(wanted)
+    by_wait = wanted.by_wait
+    if lock:
+        if by_wait:
+            found = Wait.objects.filter(pk=wanted.ids[0]).values_list("run_id", flat=True).first()
+            wanted = replace(wanted, ids=[str(found or wanted.ids[0])], by_wait=False)
+        loading.lock_runs(wanted.ids)
+    loaded = loading.load_run(wanted)
+    if loaded is None:
+        raise not_found("wait" if by_wait else "run")
+    return loaded
+
+
+# -- what several ask for at one instant
+
+#: Whether this process does together what its threads ask for at one instant (see `group_commit`): a web server does.
+together = False
+
+#: More at once would keep each of them waiting for all.
+AT_MOST: Final = 40
+
+
+def _together(step: _Step) -> Any:
+    _group.join(step)
+    if step.alone:
+        return _alone(step)
+    if step.error is not None:
+        raise step.error
+    return step.outcome
+
+
+def _carry_out(steps: list[_Step]) -> None:
+    """One statement to read, one to save, for all of them. What cannot be done like this each does alone."""
+    for step in steps:
+        step.alone = True
+    try:
+        own = _own.get()
+        with sql.on(own):
+            _carry_out_on(own, steps)
+    except Exception:
+        log.debug("done alone", exc_info=True)  # and there it is raised, if it is more than a passing trouble
+
+
+def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
+    changes: dict[str, tuple[_Step, Change]] = {}
+    for step, found in zip(steps, loading.load_together([step.wanted for step in steps]), strict=True):
+        try:
+            if isinstance(found, Exception):
+                continue
+            if found is None:
+                raise not_found("wait" if isinstance(step.wanted, Wanted) and step.wanted.by_wait else "run")
+            change = step.decide(found)
+            if change is None:
+                step.alone = False
+            elif change.after.run.id not in changes and not projections.takes_two(change):
+                changes[change.after.run.id] = step, change
+        except (Refusal, NeedsLock, Outdated) as error:
+            step.alone, step.error = False, error
+        except Exception:
+            log.debug("done alone", exc_info=True)
+    if not changes:
+        return
+    try:
+        saved = projections.save_each([change for _, change in changes.values()])
+    except psycopg.Error as error:
+        if own.closed:  # nobody knows what was saved
+            for step, _ in changes.values():
+                step.alone, step.error = False, OperationalError(*error.args)
+        return
+    for run_id, (step, _) in changes.items():
+        step.alone, step.error = False, None if run_id in saved else Overtaken()
+
+
+_own: Final = sql.Own()
+_group: Final = Group[_Step](_carry_out, at_most=AT_MOST)
+
+
+# -- one change
 
 
 def _attempt(
@@ -123,7 +301,7 @@ def _attempt(
     work: Work[R],
     actor: dict[str, Any],
     operation: str,
-    rescue: Callable[[Draft, Refusal], None] | None,
+    rescue: Rescue | None,
 ) -> tuple[R | None, Draft, Refusal | None]:
     draft = Draft(loaded.state, context_of(loaded, actor))
     decide.apply_overdue(draft)
@@ -145,11 +323,6 @@ def _attempt(
     return result, draft, None
 
 
-def _save(loaded: Loaded, draft: Draft, states: list[Json]) -> None:
-    if _worth_writing(loaded, draft):
-        projections.save([_change_of(loaded, draft, states)])
-
-
 def _worth_writing(loaded: Loaded, draft: Draft) -> bool:
     before = loaded.state
     if draft.recorded or draft.run is not before.run:
@@ -169,43 +342,6 @@ def _change_of(loaded: Loaded | None, draft: Draft, states: list[Json]) -> Chang
         states=states,
         sealed=loaded is not None and loaded.sealed,
     )
-
-
-def create(
-    *,
-    workspace: str,
-    actor: dict[str, Any],
-    work: Work[R],
-    ground: Ground,
-    keep: Callable[[Draft], list[Json]] = lambda draft: [],
-) -> tuple[R, Draft]:
-    """A new run with its first events, all or nothing.
-
-    Raises IntegrityError when another opened it at the same instant.
-    """
-
-    def make() -> tuple[R, Draft]:
-        policy = ground.policy
-        ctx = make_context(
-            now=ground.now, number=ground.number, policy=policy, pinned=policy, workspace=workspace, actor=actor,
-            people=ground.people,
-        )  # fmt: skip
-        draft = Draft(State(Run(id=str(uuid7()))), ctx)
-        result = work(draft)
-        _match_buffered(draft, 0)
-        decide.settle(draft)
-        projections.save([_change_of(None, draft, keep(draft))])
-        return result, draft
-
-    try:
-        try:
-            with transaction.atomic() if connection.in_atomic_block else nullcontext():
-                return make()
-        except NeedsLock:
-            with transaction.atomic():
-                return make()
-    except Refusal as refusal:
-        raise shapes.refusal(refusal) from None
 
 
 def catch_up(lock: Locker) -> int:

@@ -4,7 +4,7 @@ A row decodes into the struct of its name (core/state.py): a projection is nothi
 """
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -13,7 +13,7 @@ import msgspec
 from django.db import connection
 from msgspec import Struct
 
-from rehydrate import clock, seal, sql
+from rehydrate import clock, rights, seal, sql
 from rehydrate.core.draft import People
 from rehydrate.core.policy import UNDECLARED, FlowPolicy, load
 from rehydrate.core.state import ATTENTION, Decision, Effect, Ref, Run, State, Wait
@@ -26,7 +26,8 @@ _ATTENTION: Final = "(" + ", ".join(f"'{state}'" for state in ATTENTION) + ")"
 class Loaded(Struct, frozen=True):
     """A run as it stands, the database's time, and its policies: the newest, and the one pinned at its pause.
 
-    `revision` is what its row was at; `people` are there where they were asked for; `sealed`: a row holds secrets.
+    `revision` is what its row was at; `people` are there where they were asked for; `sealed`: a row holds secrets;
+    `rights` is the number of rights at that moment.
     """
 
     state: State
@@ -37,6 +38,7 @@ class Loaded(Struct, frozen=True):
     revision: int
     people: People | None = None
     sealed: bool = False
+    rights: int | None = None
 
 
 # -- policies: written once, so they may be kept in memory
@@ -76,22 +78,54 @@ class Ground(Struct, frozen=True):
     policy: FlowPolicy
     people: People
     known: str | None
+    rights: int | None
 
 
-_GROUND: Final = f"""
-SELECT to_jsonb(clock_timestamp() + %s::interval)::text,
-       (SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = w.id AND f.name = %s)::text,
+class Site(Struct, frozen=True):
+    """Where a run is to be opened."""
+
+    workspace: str
+    flow: str
+    external_id: str
+
+
+_END: Final = "FROM unnest(%(workspaces)s::uuid[], %(flows)s::text[], %(external_ids)s::text[])"
+_GROUNDS: Final = f"""
+SELECT 'ground', a.n::text, to_jsonb(clock_timestamp() + %(offset)s::interval)::text,
+       (SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = w.id AND f.name = a.flow)::text,
        ({PEOPLE} w.id)::text,
-       (SELECT r.id::text FROM rehydrate_run r WHERE r.workspace_id = w.id AND r.flow = %s AND r.external_id = %s)
-FROM rehydrate_workspace w WHERE w.id = %s
-"""
+       (SELECT r.id FROM rehydrate_run r
+         WHERE r.workspace_id = w.id AND r.flow = a.flow AND r.external_id = a.external_id)::text,
+       {rights.NUMBER}::text
+{_END} WITH ORDINALITY AS a(workspace, flow, external_id, n) JOIN rehydrate_workspace w ON w.id = a.workspace"""
+
+#: With as many columns as reading runs has.
+_GROUNDS_AMONG: Final = _GROUNDS.replace(_END, f", NULL, NULL, NULL, NULL {_END}")
 
 
-def ground(workspace: str, flow: str, external_id: str) -> Ground:
+def ground(site: Site) -> Ground:
     """All that opening a run needs to know. One statement."""
-    ((now, number, people, known),) = sql.texts(_GROUND, [clock.interval(), flow, flow, external_id, workspace])
-    policy = policy_of(workspace, flow, int(number or 0))
-    return Ground(_instant(now), int(number or 0), policy, people_in(people), known)
+    (row,) = sql.texts(_GROUNDS, {**_sites([site]), "offset": clock.interval()})
+    return _ground_in(row[2:], site)
+
+
+def _sites(sites: list[Site]) -> dict[str, Any]:
+    return {
+        "workspaces": [UUID(site.workspace) for site in sites],
+        "flows": [site.flow for site in sites],
+        "external_ids": [site.external_id for site in sites],
+    }
+
+
+def _ground_in(row: sql.Row, site: Site) -> Ground:
+    now, at, people, known, right, *_ = row
+    number = int(at or 0)
+    policy = policy_of(site.workspace, site.flow, number)
+    return Ground(_instant(now), number, policy, people_in(people), known, _number(right))
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
 
 
 _moment: Final = msgspec.json.Decoder(dt.datetime)
@@ -131,7 +165,7 @@ _LOCK: Final = "SELECT r.id::text FROM rehydrate_run r WHERE r.id = ANY(%s) ORDE
 
 
 #: What an envelope tells beside the state.
-_HISTORY: Final = """,
+_HISTORY: Final = """
        (SELECT jsonb_agg(to_jsonb(x) ORDER BY x.id)::text FROM rehydrate_externalref x WHERE x.run_id = r.id),
        (SELECT jsonb_agg(to_jsonb(d) ORDER BY d.seq)::text FROM rehydrate_decision d WHERE d.run_id = r.id),
        (SELECT convert_from(s.sealed, 'UTF8') FROM rehydrate_checkpointstate s
@@ -140,7 +174,7 @@ _HISTORY: Final = """,
 
 
 class Pick(Struct, frozen=True):
-    """A run that is not known yet: an expression for its id, and its parameters by name."""
+    """Runs that are not known yet: a SELECT of their ids, without its LIMIT, and its parameters by name."""
 
     sql: str
     params: dict[str, Any]
@@ -148,111 +182,217 @@ class Pick(Struct, frozen=True):
 
 def picked(pick: Pick) -> list[str]:
     """The id of the run that a pick finds, if there is one. For when it cannot be read."""
-    rows = sql.texts(f"SELECT {pick.sql}::text", {**pick.params, "offset": clock.interval()})
+    rows = sql.texts(f"SELECT ({pick.sql} LIMIT 1)::text", {**pick.params, "offset": clock.interval()})
     return [found for (found,) in rows if found is not None]
 
 
-@lru_cache
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What is read of runs: by their `ids`, or those that `pick` finds.
+
+    `full`: all waits and effects, else what a change may need (see `core.state.in_part`) and what is named. `people`
+    brings those who may decide, `history` all references and decisions and the latest checkpoint's opaque state.
+    `by_wait`: the ids are those of waits, and their runs are meant.
+    """
+
+    ids: Sequence[str] = ()
+    full: bool = True
+    people: bool = False
+    history: bool = False
+    by_wait: bool = False
+    pick: Pick | None = None
+    keys: Sequence[str] = ()
+    wait_keys: Sequence[str] = ()
+    wait_ids: Sequence[str] = ()
+    prints: Sequence[str] = ()
+
+    def named(self) -> frozenset[str]:
+        return frozenset() if self.full else frozenset(name for name in _NAMED if getattr(self, name))
+
+
+_NAMED_WAITS: Final = {"wait_keys": "key", "wait_ids": "id"}
+_NAMED_EFFECTS: Final = {"keys": ("key",), "prints": ("fingerprint", "first_fingerprint")}
+_NAMED: Final = (*_NAMED_WAITS, *_NAMED_EFFECTS)
+
+
+@lru_cache(maxsize=1000)
 def _reading(
-    *, pick: str, one: bool, full: bool, people: bool, history: bool, by_wait: bool, named: frozenset[str]
+    *, pick: str, one: bool, full: bool, people: bool, history: bool, by_wait: bool, named: frozenset[str], part: str
 ) -> str:
-    """The statement that reads runs with what is asked for. What is not is not in its text: plans stay simple."""
+    """The statement that reads runs with what is asked for. What is not is not in its text: plans stay simple.
+
+    `part` goes before its rows, and its parameters' names begin with it; the columns are always the same.
+    """
     waits = ["w.status = 'open'", "w.pause = r.pause"]
-    waits += [f"w.{column} = ANY(%({name})s)" for name, column in _NAMED_WAITS.items() if name in named]
+    waits += [f"w.{column} = ANY(%({part}{name})s)" for name, column in _NAMED_WAITS.items() if name in named]
     effects = [
         f"e.state IN {_ATTENTION}",
         "e.key = ANY(ARRAY(SELECT w.effect_key FROM rehydrate_wait w WHERE w.run_id = r.id AND w.status = 'open'))",
     ]
     effects += [
-        f"e.{column} = ANY(%({name})s)"
+        f"e.{column} = ANY(%({part}{name})s)"
         for name, columns in _NAMED_EFFECTS.items()
         if name in named
         for column in columns
     ]
     some_waits, some_effects = ("", "") if full else (f"AND ({' OR '.join(each)})" for each in (waits, effects))
-    asked = f", ({PEOPLE} r.workspace_id)::text" if people else ""
-    which = pick or ("%(id)s" if one else "ANY(%(ids)s)")
+    if pick:
+        found = pick.replace("%(", f"%({part}").replace(f"%({part}offset)s", "%(offset)s")
+        which = f"({found} LIMIT 1)" if one else f"ANY(ARRAY({found} LIMIT %({part}limit)s))"
+    else:
+        which = f"%({part}id)s" if one else f"ANY(%({part}ids)s)"
     if by_wait:
         which = f"ANY(ARRAY(SELECT w.run_id FROM rehydrate_wait w WHERE w.id = {which}))"
     return f"""
-SELECT to_jsonb(r)::text, to_jsonb(clock_timestamp() + %(offset)s::interval)::text,
+SELECT '{part}', to_jsonb(r)::text, to_jsonb(clock_timestamp() + %(offset)s::interval)::text,
        (SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = r.workspace_id AND f.name = r.flow)::text,
        (SELECT jsonb_agg(to_jsonb(w))::text FROM rehydrate_wait w WHERE w.run_id = r.id {some_waits}),
-       (SELECT jsonb_agg(to_jsonb(e))::text FROM rehydrate_effect e WHERE e.run_id = r.id {some_effects}){asked}
-{_HISTORY if history else ""} FROM rehydrate_run r WHERE r.id = {which}"""
+       (SELECT jsonb_agg(to_jsonb(e))::text FROM rehydrate_effect e WHERE e.run_id = r.id {some_effects}),
+       {rights.NUMBER}::text, {f"({PEOPLE} r.workspace_id)::text" if people else "NULL"},
+       {_HISTORY if history else "NULL, NULL, NULL"} FROM rehydrate_run r WHERE r.id = {which}"""
 
 
-_NAMED_WAITS: Final = {"wait_keys": "key", "wait_ids": "id"}
-_NAMED_EFFECTS: Final = {"keys": ("key",), "prints": ("fingerprint", "first_fingerprint")}
+def lock_runs(ids: Sequence[str]) -> None:
+    """For the rest of the transaction, in the order of their ids."""
+    sql.texts(_LOCK, [[UUID(run_id) for run_id in ids]])
 
 
-def load_runs(
-    ids: list[str],
-    *,
-    lock: bool = True,
-    full: bool = False,
-    people: bool = False,
-    history: bool = False,
-    by_wait: bool = False,
-    pick: Pick | None = None,
-    keys: Iterable[str] = (),
-    wait_keys: Iterable[str] = (),
-    wait_ids: Iterable[str] = (),
-    prints: Iterable[str] = (),
-) -> dict[str, Loaded]:
-    """The runs with these ids, locked for the transaction in the order of their ids.
+def load_runs(ids: list[str], *, lock: bool = True, **wanted: Any) -> dict[str, Loaded]:
+    """The runs with these ids, locked for the transaction in the order of their ids; `wanted` as in `Wanted`.
 
     The lock comes first and the rest in a statement of its own: a statement that waited for a lock still reads other
-    tables as they were before it waited. Without a lock all of it is one statement, which sees one moment. `people`
-    brings those who may decide, `history` all references and decisions and the latest checkpoint's opaque state.
-    `by_wait`: the ids are those of waits, and their runs are meant; `pick` finds the run in the same statement.
+    tables as they were before it waited. Without a lock all of it is one statement, which sees one moment.
     """
-    if not ids and pick is None:
+    want = Wanted(**{"full": False, **wanted}, ids=ids)
+    if not ids and want.pick is None:
         return {}
-    uuids = [UUID(run_id) for run_id in ids]
-    given: dict[str, Any] = {
-        "keys": list(keys),
-        "prints": list(prints),
-        "wait_keys": list(wait_keys),
-        "wait_ids": [UUID(wait_id) for wait_id in wait_ids],
-    }
-    statement = _reading(
-        pick=pick.sql if pick is not None else "",
-        one=len(uuids) == 1,
-        full=full,
-        people=people,
-        history=history,
-        by_wait=by_wait,
-        named=frozenset() if full else frozenset(name for name, values in given.items() if values),
-    )
-    where: dict[str, Any] = pick.params if pick is not None else {"id": uuids[0], "ids": uuids}
     if lock:
-        sql.texts(_LOCK, [uuids])
-    rows = sql.texts(statement, {**given, **where, "offset": clock.interval()})
-    loaded: dict[str, Loaded] = {}
-    for row, now, at, waits, effects, *more in rows:
-        assert row is not None
-        number = int(at or 0)
-        marks, run = _struct(row, Run)
-        staff = people_in(more.pop(0)) if people else None
-        refs, decisions, opaque = more if history else (None, None, None)
-        sealed = [marks.sealed is not None]
-        state = State(
-            run,
-            {wait.key: wait for wait in structs(waits, Wait, sealed)},
-            {effect.key: effect for effect in structs(effects, Effect, sealed)},
-            {decision.id: decision for decision in structs(decisions, Decision)},
-            {(ref.system, ref.type, ref.ref_id): ref for ref in structs(refs, Ref)},
-            complete=full,
-            opaque=opaque.encode() if opaque is not None else None,
-        )
-        policy = policy_of(run.workspace_id, run.flow, number)
-        pinned = policy if run.policy == number else policy_of(run.workspace_id, run.flow, run.policy)
-        loaded[run.id] = Loaded(state, _instant(now), number, policy, pinned, marks.revision, staff, any(sealed))
-    return loaded
+        lock_runs(ids)
+    statement, params = _asked("", [want])
+    rows = sql.texts(statement, {**params, "offset": clock.interval()})
+    found = (_loaded_in(row[1:], want) for row in rows)
+    return {loaded.state.run.id: loaded for loaded in found}
 
 
-def people_in(rows: Any) -> People:
+def load_run(want: Wanted) -> Loaded | None:
+    """The one run that is wanted, without a lock."""
+    statement, params = _asked("", [want])
+    for row in sql.texts(statement, {**params, "offset": clock.interval()}):
+        return _loaded_in(row[1:], want)
+    return None
+
+
+def load_together(wants: Sequence[Wanted | Site]) -> list[Loaded | Ground | Exception | None]:
+    """What each of them wants, one run or the ground for one, all in one statement; None where there is no such run.
+
+    Of those who pick alike each gets another run, and of those who want the same run one. An error where it cannot be
+    read like this, and is to be read alone.
+    """
+    found: list[Loaded | Ground | Exception | None] = [None] * len(wants)
+    sites = [(i, want) for i, want in enumerate(wants) if isinstance(want, Site)]
+    alike: dict[Any, list[tuple[int, Wanted]]] = {}
+    for i, want in enumerate(wants):
+        if isinstance(want, Wanted):
+            alike.setdefault(_shape(want), []).append((i, want))
+    parts = [(f"p{n}_", places) for n, places in enumerate(alike.values())]
+    asked = [_asked(part, [want for _, want in places]) for part, places in parts]
+    if sites:
+        asked.append((_GROUNDS_AMONG, _sites([site for _, site in sites])))
+    params = {name: value for _, given in asked for name, value in given.items()}
+    rows: dict[str | None, list[sql.Row]] = {}
+    for part, *row in sql.texts(" UNION ALL ".join(text for text, _ in asked), {**params, "offset": clock.interval()}):
+        rows.setdefault(part, []).append(tuple(row))
+    for place, *ground_row in rows.get("ground", []):
+        i, site = sites[int(place or 0) - 1]
+        found[i] = _ground_in(tuple(ground_row), site)
+    for part, places in parts:
+        _share_out(places, rows.get(part, []), found)
+    return found
+
+
+def _shape(want: Wanted) -> tuple[Any, ...]:
+    """Those of one shape are read by one part of the statement."""
+    pick = (want.pick.sql, msgspec.json.encode(want.pick.params, order="sorted")) if want.pick is not None else None
+    return want.full, want.people, want.history, want.by_wait, pick, want.named()
+
+
+def _asked(part: str, wants: Sequence[Wanted]) -> tuple[str, dict[str, Any]]:
+    """The statement for runs that are wanted alike, and its parameters, but for the clock's offset."""
+    want, ids = wants[0], [UUID(run_id) for want in wants for run_id in want.ids]
+    statement = _reading(
+        pick=want.pick.sql if want.pick is not None else "",
+        one=not part and len(ids) <= 1,
+        full=want.full,
+        people=want.people,
+        history=want.history,
+        by_wait=want.by_wait,
+        named=(named := want.named()),
+        part=part,
+    )
+    given: dict[str, Any] = {"id": ids[0] if ids else None, "ids": ids, "limit": len(wants)}
+    given.update(want.pick.params if want.pick is not None else {})
+    for name in named:
+        values = [value for want in wants for value in getattr(want, name)]
+        given[name] = [UUID(value) for value in values] if name == "wait_ids" else values
+    return statement, {f"{part}{name}": value for name, value in given.items()}
+
+
+class SameRun(Exception):
+    """Somebody else of those who read together got the run."""
+
+
+def _share_out(
+    wants: list[tuple[int, Wanted]], rows: list[sql.Row], found: list[Loaded | Ground | Exception | None]
+) -> None:
+    """Gives each of those who want alike its run, of what was read for them."""
+    picking = wants[0][1].pick is not None
+    places = [i for i, _ in wants] if picking else []
+    by_id = {str(UUID(named)): i for i, want in reversed(wants) for named in want.ids}
+    for row in rows:
+        try:
+            loaded = _loaded_in(row, wants[0][1])
+        except Exception as error:  # nobody knows whose it is: each of those who got none reads alone
+            for i, _ in wants:
+                found[i] = found[i] or error
+            continue
+        ids = [wait.id for wait in loaded.state.waits.values()] if wants[0][1].by_wait else [loaded.state.run.id]
+        for i in [places.pop(0)] if picking else [by_id[each] for each in ids if each in by_id]:
+            found[i] = loaded
+    for i, want in wants:
+        if not picking and found[i] is None and by_id[str(UUID(want.ids[0]))] != i:
+            found[i] = SameRun()
+
+
+def _loaded_in(row: sql.Row, want: Wanted) -> Loaded:
+    text, now, at, waits, effects, right, staff, refs, decisions, opaque = row
+    assert text is not None
+    number = int(at or 0)
+    marks, run = _struct(text, Run)
+    sealed = [marks.sealed is not None]
+    state = State(
+        run,
+        {wait.key: wait for wait in structs(waits, Wait, sealed)},
+        {effect.key: effect for effect in structs(effects, Effect, sealed)},
+        {decision.id: decision for decision in structs(decisions, Decision)},
+        {(ref.system, ref.type, ref.ref_id): ref for ref in structs(refs, Ref)},
+        complete=want.full,
+        opaque=opaque.encode() if opaque is not None else None,
+    )
+    policy = policy_of(run.workspace_id, run.flow, number)
+    return Loaded(
+        state,
+        _instant(now),
+        number,
+        policy,
+        policy if run.policy == number else policy_of(run.workspace_id, run.flow, run.policy),
+        marks.revision,
+        people_in(staff) if want.people else None,
+        any(sealed),
+        _number(right),
+    )
+
+
+@lru_cache(maxsize=100)
+def people_in(rows: str | None) -> People:
     """The people that `PEOPLE` found: those with the reviewer's role, by group."""
     able = {"reviewer", "operator", "admin"}
     found = _decoded(rows) or []

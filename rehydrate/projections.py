@@ -47,6 +47,10 @@ class Overtaken(Exception):
     """Somebody else wrote the run since it was read: nothing was saved."""
 
 
+class TakesTwo(Exception):
+    """A timer is set anew, which takes two statements, and so a transaction: nothing was saved."""
+
+
 # -- writing
 
 
@@ -59,13 +63,17 @@ def _quoted(columns: Iterable[str]) -> str:
     return ", ".join(f'"{column}"' for column in columns)
 
 
-#: The runs come first, as `saved`; where one was overtaken, nothing else is written.
-_IF_SAVED: Final = "WHERE EXISTS (SELECT FROM saved)"
+#: The runs come first, as `saved`; of one that was overtaken nothing else is written.
+_SAVED: Final = "EXISTS (SELECT FROM saved)"
+_EACH_SAVED: Final = "x.run_id IN (SELECT id FROM saved)"
+_IF_SAVED: Final = f"WHERE {_SAVED}"
 
 
 def _insert(table: str, columns: Iterable[str], end: str) -> str:
     names = _quoted(columns)
-    return f"INSERT INTO {table} ({names}) SELECT {names} FROM jsonb_populate_recordset(null::{table}, %s::jsonb) {end}"
+    return (
+        f"INSERT INTO {table} ({names}) SELECT {names} FROM jsonb_populate_recordset(null::{table}, %s::jsonb) x {end}"
+    )
 
 
 @cache
@@ -158,7 +166,7 @@ def _run_row(run: Run, secret: tuple[str, ...]) -> Any:
 class _Changed:
     """Rows of one table that are there already, and the columns in which any of them changed."""
 
-    def __init__(self, table: type[Model], kind: type[Struct], *same: str, end: str = "AND EXISTS (SELECT FROM saved)"):
+    def __init__(self, table: type[Model], kind: type[Struct], *same: str, end: str = f"AND {_SAVED}"):
         self.table, self.names, self.same, self.end = table, _columns(kind), same, end
         self.rows: list[tuple[Any, dict[str, Any]]] = []
         self.columns: set[str] = set()
@@ -187,68 +195,97 @@ def save(changes: list[Change]) -> None:
     """Events and projections of many runs, in one statement (two where a timer is set anew), and who waits is told.
 
     Raises `Overtaken` when a run is not at its change's revision any more. One run then has nothing written; of
-    several, which are locked, the caller's transaction must be given up.
+    several, which are locked, the caller's transaction must be given up. Raises `TakesTwo` where each statement commits
+    (see `sql.on`).
     """
-    new: Rows = []
-    old = _Changed(models.Run, Run, "id", "revision", end="RETURNING t.id")
-    events: Rows = []
-    new_waits: Rows = []
-    old_waits = _Changed(models.Wait, Wait, "run_id", "key")
-    new_effects: Rows = []
-    old_effects = _Changed(models.Effect, Effect, "run_id", "key")
-    decisions: Rows = []
-    refs: Rows = []
-    states: Rows = []
-    for change in changes:
-        before, after, secret, whole = change.before, change.after, change.secret, change.sealed or bool(change.secret)
-        rows, last = event_rows(change)
-        events += rows
-        run = msgspec.structs.replace(after.run, last_hash=last)
-        if before is None:
-            new.append(_run_row(run, secret))
-            before = State(run)
-        else:
-            old.add(before.run, run, _run_row(run, secret), whole=whole, revision=change.revision)
-        for wait, was in _pairs(after.waits, before.waits):
-            if was is None:
-                new_waits.append(_row(wait, secret))
-            else:
-                old_waits.add(was, wait, _row(wait, secret), whole=whole)
-        for effect, earlier in _pairs(after.effects, before.effects):
-            if earlier is None:
-                new_effects.append(_row(effect, secret))
-            else:
-                old_effects.add(earlier, effect, _row(effect, secret), whole=whole)
-        decisions += [_row(made, secret) for key, made in after.decisions.items() if key not in before.decisions]
-        refs += [msgspec.to_builtins(ref) for key, ref in after.refs.items() if key not in before.refs]
-        states += change.states
-    fired, gone, pending = _timer_rows(changes)
-    # The parts of one statement do not see each other: a timer that is set anew waits until its row before is gone.
-    over = {_timer_key(row) for row in (*fired, *gone)}
-    anew = [row for row in pending if _timer_key(row) in over]
-    writes: list[tuple[str, Rows]] = [
-        (_INSERT_EVENTS, events),
-        (_INSERT_WAITS, new_waits),
-        (_INSERT_EFFECTS, new_effects),
-        *(changed.step() for changed in (old_waits, old_effects) if changed.rows),
-        (_INSERT_DECISIONS, decisions),
-        (_INSERT_REFS, refs),
-        (_INSERT_STATES, states),
-        (_FIRE_TIMERS, fired),
-        (_DELETE_TIMERS, gone),
-        (outbox.INSERT, outbox.rows(changes)),
-        (_INSERT_TIMERS, [row for row in pending if _timer_key(row) not in over]),
-    ]
-    assert not (new and old.rows), "runs are made one at a time"
-    runs = (_INSERT_RUN, new) if new else old.step()
-    ids = [UUID(change.after.run.id) for change in changes]
-    news = notices.of(changes, due=(dt.datetime.fromisoformat(row["due_at"]) for row in pending))
-    with transaction.atomic(savepoint=False) if anew else nullcontext():
-        if _write(runs, writes, ids, news) < len(changes):
+    made = _Rows(changes)
+    if made.anew and sql.apart():
+        raise TakesTwo
+    with transaction.atomic(savepoint=False) if made.anew else nullcontext():
+        if len(_write(made)) < len(changes):
             raise Overtaken
-        if anew:
+        if made.anew:
             with connection.cursor() as cursor:
-                cursor.execute(_INSERT_TIMERS_ALONE, [_json(anew)])
+                cursor.execute(_INSERT_TIMERS_ALONE, [_json(made.anew)])
+
+
+def save_each(changes: list[Change]) -> set[str]:
+    """As `save`, but each run by itself, though in one statement: the ids of those that nobody overtook.
+
+    Raises `TakesTwo` where any of them does (see `takes_two`).
+    """
+    made = _Rows(sorted(changes, key=lambda change: change.after.run.id))  # so that no two wait for each other's locks
+    if made.anew:
+        raise TakesTwo
+    return _write(made)
+
+
+def takes_two(change: Change) -> bool:
+    fired, gone, pending = _timer_rows([change])
+    return not {_timer_key(row) for row in (*fired, *gone)}.isdisjoint(map(_timer_key, pending))
+
+
+class _Rows:
+    """What changes of runs have for each table; how many runs, and what is told to whoever waits."""
+
+    def __init__(self, changes: list[Change]) -> None:
+        new: Rows = []
+        old = _Changed(models.Run, Run, "id", "revision", end="RETURNING t.id")
+        events: Rows = []
+        new_waits: Rows = []
+        old_waits = _Changed(models.Wait, Wait, "run_id", "key")
+        new_effects: Rows = []
+        old_effects = _Changed(models.Effect, Effect, "run_id", "key")
+        decisions: Rows = []
+        refs: Rows = []
+        states: Rows = []
+        for change in changes:
+            before, after, secret = change.before, change.after, change.secret
+            whole = change.sealed or bool(change.secret)
+            rows, last = event_rows(change)
+            events += rows
+            run = msgspec.structs.replace(after.run, last_hash=last)
+            if before is None:
+                new.append(_run_row(run, secret))
+                before = State(run)
+            else:
+                old.add(before.run, run, _run_row(run, secret), whole=whole, revision=change.revision)
+            for wait, was in _pairs(after.waits, before.waits):
+                if was is None:
+                    new_waits.append(_row(wait, secret))
+                else:
+                    old_waits.add(was, wait, _row(wait, secret), whole=whole)
+            for effect, earlier in _pairs(after.effects, before.effects):
+                if earlier is None:
+                    new_effects.append(_row(effect, secret))
+                else:
+                    old_effects.add(earlier, effect, _row(effect, secret), whole=whole)
+            decisions += [_row(made, secret) for key, made in after.decisions.items() if key not in before.decisions]
+            refs += [msgspec.to_builtins(ref) for key, ref in after.refs.items() if key not in before.refs]
+            states += change.states
+        fired, gone, pending = _timer_rows(changes)
+        # The parts of one statement do not see each other: a timer that is set anew waits until its row before is gone.
+        over = {_timer_key(row) for row in (*fired, *gone)}
+        self.anew = [row for row in pending if _timer_key(row) in over]
+        self.runs = [
+            *([(_INSERT_RUN, new)] if new else []),
+            *([old.step()] if old.rows else []),
+        ]
+        self.others: list[tuple[str, Rows]] = [
+            (_INSERT_EVENTS, events),
+            (_INSERT_WAITS, new_waits),
+            (_INSERT_EFFECTS, new_effects),
+            *(changed.step() for changed in (old_waits, old_effects) if changed.rows),
+            (_INSERT_DECISIONS, decisions),
+            (_INSERT_REFS, refs),
+            (_INSERT_STATES, states),
+            (_FIRE_TIMERS, fired),
+            (_DELETE_TIMERS, gone),
+            (outbox.INSERT, outbox.rows(changes)),
+            (_INSERT_TIMERS, [row for row in pending if _timer_key(row) not in over]),
+        ]
+        self.ids = [UUID(change.after.run.id) for change in changes]
+        self.news = notices.of(changes, due=(dt.datetime.fromisoformat(row["due_at"]) for row in pending))
 
 
 def _pairs(after: dict[str, T], before: dict[str, T]) -> list[tuple[T, T | None]]:
@@ -256,27 +293,32 @@ def _pairs(after: dict[str, T], before: dict[str, T]) -> list[tuple[T, T | None]
     return [(now, before.get(key)) for key, now in after.items() if before.get(key) is not now]
 
 
-def _write(
-    runs: tuple[str, Rows], writes: list[tuple[str, Rows]], ids: list[UUID], news: dict[notices.Kind, Any]
-) -> int:
+def _write(made: _Rows) -> set[str]:
     """What there is to write, as one statement: each way to the database costs as much as the work done there.
 
     Where a statement joins a table, it names the `ids` of the runs beside: the plan, which is kept, must go by an index
-    however small the table was when it was made. How many of the runs were as they had been read.
+    however small the table was when it was made. The ids of the runs that were as they had been read.
     """
-    given = [step for step in writes if step[1]]
-    steps = "".join(f", w{i} AS ({step})" for i, (step, _) in enumerate(given))
+    others = [step for step in made.others if step[1]]
+    if len(made.runs) == 1:
+        steps = [("saved", made.runs[0][0])]
+    else:
+        steps = [(f"r{i}", step) for i, (step, _) in enumerate(made.runs)]
+        steps.append(("saved", " UNION ALL ".join(f"SELECT id FROM {name}" for name, _ in steps)))
+    if_saved = _SAVED if len(made.ids) == 1 else _EACH_SAVED
+    steps += [(f"w{i}", step.replace(_SAVED, if_saved)) for i, (step, _) in enumerate(others)]
     params: list[Any] = []
-    for step, rows in (runs, *given):
-        params += [_json(rows), ids] if "ANY(%s)" in step else [_json(rows)]
+    for step, rows in (*made.runs, *others):
+        params += [_json(rows), made.ids] if "ANY(%s)" in step else [_json(rows)]
     told = ""
-    sent = next((f"w{i}" for i, (step, _) in enumerate(given) if step is outbox.INSERT), None)
-    if news or sent:
+    sent = next((f"w{i}" for i, (step, _) in enumerate(others) if step is outbox.INSERT), None)
+    if made.news or sent:
         told = f", ({notices.tell(sent, saved='saved')})"
-        params.append(notices.parts(news))
-    statement = f"WITH saved AS ({runs[0]}){steps} SELECT (SELECT count(*) FROM saved)::text{told}"
+        params.append(notices.parts(made.news))
+    parts = ", ".join(f"{name} AS ({step})" for name, step in steps)
+    statement = f"WITH {parts} SELECT (SELECT string_agg(id::text, ' ') FROM saved){told}"
     ((found, *_),) = sql.texts(statement, params)
-    return int(found or 0)
+    return set((found or "").split())
 
 
 def _json(rows: Rows) -> str:
@@ -288,12 +330,9 @@ _TIMER_SAME: Final = (
     "t.run_id = ANY(%s) AND t.run_id = x.run_id AND t.kind = x.kind AND t.subject = x.subject AND t.fired_at IS NULL"
 )
 _FIRE_TIMERS: Final = (
-    f"UPDATE rehydrate_timer t SET fired_at = x.fired_at FROM {_TIMER_SOURCE}"
-    f" WHERE {_TIMER_SAME} AND EXISTS (SELECT FROM saved)"
+    f"UPDATE rehydrate_timer t SET fired_at = x.fired_at FROM {_TIMER_SOURCE} WHERE {_TIMER_SAME} AND {_SAVED}"
 )
-_DELETE_TIMERS: Final = (
-    f"DELETE FROM rehydrate_timer t USING {_TIMER_SOURCE} WHERE {_TIMER_SAME} AND EXISTS (SELECT FROM saved)"
-)
+_DELETE_TIMERS: Final = f"DELETE FROM rehydrate_timer t USING {_TIMER_SOURCE} WHERE {_TIMER_SAME} AND {_SAVED}"
 _TIMER: Final = ["run_id", "kind", "subject", "due_at"]
 _INSERT_TIMERS: Final = _insert("rehydrate_timer", _TIMER, _IF_SAVED)
 _INSERT_TIMERS_ALONE: Final = _insert("rehydrate_timer", _TIMER, "")

@@ -28,6 +28,7 @@ from rehydrate.core.refusals import Refusal, invalid, not_found
 from rehydrate.core.state import Run, State
 from rehydrate.core.state import Wait as WaitState
 from rehydrate.models import Signal, Wait
+from rehydrate.rights import Outdated
 
 log = logging.getLogger(__name__)
 
@@ -96,31 +97,31 @@ def open_run(caller: Caller, body: cmd.OpenRun) -> tuple[Json, bool]:
     (workspace,) = caller.workspaces
     if not caller.sees(workspace, body.flow):
         raise Refusal("forbidden", f"This key may not use the flow {body.flow}.")
+    events: list[cmd.AgentEvents] = []
+
+    def work(draft: Draft) -> None:
+        events[:] = [parse_event(raw, i) for i, raw in enumerate(body.events)]
+        core.open_run(draft, body, workspace=workspace, owner=caller.owner)
+        epoch = draft.run.epoch
+        for i, event in enumerate(events):
+            core.require_lease(draft, epoch)
+            core.append(draft, event, pointer=f"/events/{i}", last=i == len(events) - 1)
+        if body.holder is None and draft.run.leased:
+            core.release(draft, cmd.Release(epoch=epoch))
+
     for _ in range(2):
-        ground = loading.ground(workspace, body.flow, body.external_id)
-        if ground.known is not None:
-            return _known_run(caller, ground.known, body), False
-        events = [parse_event(raw, i) for i, raw in enumerate(body.events)]
-
-        def work(draft: Draft, events: list[cmd.AgentEvents] = events) -> None:
-            core.open_run(draft, body, workspace=workspace, owner=caller.owner)
-            epoch = draft.run.epoch
-            for i, event in enumerate(events):
-                core.require_lease(draft, epoch)
-                core.append(draft, event, pointer=f"/events/{i}", last=i == len(events) - 1)
-            if body.holder is None and draft.run.leased:
-                core.release(draft, cmd.Release(epoch=epoch))
-
         try:
-            _, draft = ledger.create(
-                workspace=workspace,
+            draft = ledger.create(
+                loading.Site(workspace, body.flow, body.external_id),
+                work,
                 actor=caller.actor(),
-                work=work,
                 keep=partial(_states, events=events),
-                ground=ground,
+                rights=caller.rights,
             )
         except IntegrityError:
             continue  # another opened it at the same instant: answer with that one
+        if isinstance(draft, str):
+            return _known_run(caller, draft, body), False
         state = draft.state
         found = verdict.assess(state, draft.pinned, draft.now)
         whole = shapes.run_whole(
@@ -229,6 +230,7 @@ def append_events(caller: Caller, run_id: str, body: cmd.Append) -> Json:
         rescue=rescue,
         keep=partial(_states, events=parsed),
         people=any(isinstance(event, cmd.Paused | cmd.WaitOpened) for event in parsed),
+        rights=caller.rights,
         **named,
     )
     return _appended(draft, answer)
@@ -357,6 +359,7 @@ def heartbeat(caller: Caller, run_id: str, body: cmd.Heartbeat) -> Json:
         lambda draft: core.heartbeat(draft, body),
         actor=caller.actor(),
         operation="heartbeat",
+        rights=caller.rights,
         full=False,
         check=_sees(caller),
     )
@@ -397,6 +400,7 @@ def rehydrate_run(caller: Caller, run_id: str, body: cmd.Rehydrate) -> Json:
         lambda draft: core.rehydrate(draft, body),
         actor=caller.actor(),
         operation="rehydrate",
+        rights=caller.rights,
         check=_sees(caller),
         history=True,
     )
@@ -464,13 +468,14 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
                     work,
                     actor=caller.actor(),
                     operation="claim",
+                    rights=caller.rights,
                     lock="never",
                     history=True,
                     pick=pick,
                 )
             except ledger.Overtaken:
                 continue  # somebody else wrote it at the same instant: look again
-            except (OperationalError, InterfaceError):
+            except (OperationalError, InterfaceError, Outdated):
                 raise
             except Refusal as refusal:
                 if refusal.code != "not_found":
@@ -745,6 +750,7 @@ def _wait_change(
         actor=caller.actor(),
         operation=operation,
         check=check,
+        rights=caller.rights,
         by_wait=True,
         people=True,
         wait_ids=[wait_id],
@@ -758,7 +764,7 @@ def _refused_agent(caller: Caller, run_id: str, subject: str, operation: str) ->
     def work(draft: Draft) -> None:
         raise Refusal("agents_cannot_decide", "Agents never decide: this needs a person.", subject=subject)
 
-    ledger.change(run_id, work, actor=caller.actor(), operation=operation, check=_sees(caller))
+    ledger.change(run_id, work, actor=caller.actor(), operation=operation, check=_sees(caller), rights=caller.rights)
 
 
 def decide(caller: Caller, wait_id: str, body: cmd.Decide) -> Json:

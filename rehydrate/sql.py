@@ -9,8 +9,10 @@ it is the cursor all the same, with the same statement and the same text.
 from __future__ import annotations
 
 import re
+import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
 from typing import Any, Final
@@ -36,6 +38,8 @@ def texts(statement: str, params: Mapping[str, Param] | Sequence[Param] = ()) ->
 
     The statement casts what is not text to text, and its placeholders are `%s` or `%(name)s`.
     """
+    if (own := apart()) is not None:
+        return _carry_out(own, *_given(statement, params))
     if connection.in_atomic_block or connection.queries_logged or connection.execute_wrappers:
         with connection.cursor() as cursor:
             cursor.execute(statement, params)  # type: ignore[arg-type]
@@ -43,9 +47,52 @@ def texts(statement: str, params: Mapping[str, Param] | Sequence[Param] = ()) ->
     connection.close_if_health_check_failed()
     connection.ensure_connection()
     with connection.wrap_database_errors:
-        text, order = _numbered(statement)
-        given = params if order is None else [params[name] for name in order]  # type: ignore[call-overload]
-        return _carry_out(connection.connection, text, [_text(value) for value in given])
+        return _carry_out(connection.connection, *_given(statement, params))
+
+
+_here: Final = threading.local()
+
+
+@contextmanager
+def on(own: psycopg.Connection) -> Iterator[None]:
+    """In this thread `texts` goes to this connection, which commits each statement, and raises psycopg's own errors."""
+    _here.connection = own
+    try:
+        yield
+    finally:
+        _here.connection = None
+
+
+#: How long a connection of one's own waits for a row that somebody holds: it serves several.
+PATIENCE: Final = "50ms"
+
+
+class Own:
+    """A connection of this process beside Django's, for one thread at a time: made when it is needed, and made anew
+    when it broke.
+    """
+
+    def __init__(self) -> None:
+        self._connection: psycopg.Connection | None = None
+
+    def get(self) -> psycopg.Connection:
+        """Raises psycopg's errors."""
+        if self._connection is None or self._connection.closed:
+            given = connection.get_connection_params()
+            given["options"] = f"{given['options']} -c lock_timeout={PATIENCE} -c timezone=UTC"
+            self._connection = psycopg.connect(**given, autocommit=True)
+        return self._connection
+
+
+def apart() -> psycopg.Connection | None:
+    """The connection that `texts` goes to in this thread instead of Django's."""
+    return getattr(_here, "connection", None)
+
+
+def _given(statement: str, params: Mapping[str, Param] | Sequence[Param]) -> tuple[str, list[bytes | None]]:
+    text, order = _numbered(statement)
+    given = params if order is None else [params[name] for name in order]  # type: ignore[call-overload]
+    return text, [_text(value) for value in given]
 
 
 @lru_cache(maxsize=1000)

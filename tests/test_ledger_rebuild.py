@@ -16,6 +16,7 @@ from django.db import connection
 
 from rehydrate import engine, ledger, loading, selectors, services, verify
 from rehydrate.core.canonical import event_hash
+from rehydrate.core.draft import Draft
 from rehydrate.core.policy import FlowPolicy
 from rehydrate.core.refusals import Refusal
 from rehydrate.models import LedgerEvent
@@ -327,10 +328,9 @@ class Rows(Story):
         actor = {"kind": step.actor.kind, "id": step.actor.id, "name": step.actor.name}
         workspace = str(self.cast.workspace.pk)
         if self.id is None:
-            ground = loading.ground(workspace, "flow", "x")
-            _, draft = ledger.create(
-                workspace=workspace, actor=actor, work=self.opening(step, workspace), ground=ground
-            )
+            site = loading.Site(workspace, "flow", "x")
+            draft = ledger.create(site, self.opening(step, workspace), actor=actor)
+            assert isinstance(draft, Draft)
             self.id = draft.run.id
         else:
             named: dict[str, Any] = {} if step.events is None else services._named(step.events)

@@ -1,0 +1,68 @@
+"""Group commit: what several threads ask for at one instant, one of them carries out for all, as one.
+
+Whoever comes while another is at it waits; whoever is at it next takes all that waits. Alone nobody waits for company,
+and the busier it is, the more is done at a time. What is carried out, and how, is for the caller to say.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+
+class Member:
+    """One thread's share. `over` once it was carried out, or was left for its thread to do alone."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._turn = threading.Lock()
+        self._turn.acquire()
+
+    def wait(self) -> None:
+        """Until it is over, or until it is this thread's turn to lead."""
+        self._turn.acquire()
+
+    def wake(self) -> None:
+        self._turn.release()
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Group(Generic[M]):
+    """`carry_out` gets what waits, `at_most` so many, one call at a time; it raises nothing."""
+
+    def __init__(self, carry_out: Callable[[list[M]], None], *, at_most: int) -> None:
+        self._carry_out: Final = carry_out
+        self._at_most: Final = at_most
+        self._lock = threading.Lock()
+        self._waiting: list[M] = []
+        self._led = False
+
+    def join(self, member: M) -> None:
+        """Returns when the member is over."""
+        with self._lock:
+            self._waiting.append(member)
+            leads, self._led = not self._led, True
+        if not leads:
+            member.wait()
+        if not member.over:
+            self._lead(member)
+
+    def _lead(self, own: M) -> None:
+        try:
+            while not own.over:
+                with self._lock:
+                    together, self._waiting = self._waiting[: self._at_most], self._waiting[self._at_most :]
+                try:
+                    self._carry_out(together)
+                finally:
+                    for member in together:
+                        member.over = True
+                        if member is not own:
+                            member.wake()
+        finally:
+            with self._lock:
+                heir = self._waiting[0] if self._waiting else None
+                self._led = heir is not None
+            if heir is not None:
+                heir.wake()

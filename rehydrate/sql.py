@@ -79,7 +79,7 @@ class Own:
         """Raises psycopg's errors."""
         if self._connection is None or self._connection.closed:
             given = connection.get_connection_params()
-            given["options"] = f"{given['options']} -c lock_timeout={PATIENCE} -c timezone=UTC"
+            given["options"] = f"{given['options']} -c lock_timeout={PATIENCE} -c timezone=UTC -c plan_cache_mode=force_generic_plan"
             self._connection = psycopg.connect(**given, autocommit=True)
         return self._connection
 

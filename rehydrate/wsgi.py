@@ -7,9 +7,12 @@ from django.core.wsgi import get_wsgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "rehydrate.settings")
 
-application = get_wsgi_application()
+_django = get_wsgi_application()
 
 from rehydrate import garbage, ledger, wakeups  # noqa: E402
+from rehydrate.api import lane  # noqa: E402
+
+application = lane.in_front_of(_django)
 
 # A thread that draws a page gives way five times as soon as by default to one that only has a few lines to carry out.
 sys.setswitchinterval(0.001)

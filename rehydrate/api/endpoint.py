@@ -163,7 +163,7 @@ class Endpoint(APIView):
     permission_classes = ()
     throttle_classes = ()
 
-    # DRF's own authenticators, negotiation, permissions and throttles make way for the lean steps in `_carry_out`.
+    # DRF's own authenticators, negotiation, permissions and throttles make way for the lean steps in `carry_out`.
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         if request.method not in (*self.operations, "OPTIONS") and (
             request.method != "HEAD" or "GET" not in self.operations
@@ -183,70 +183,68 @@ class Endpoint(APIView):
     def options(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:  # type: ignore[override]
         return HttpResponse(status=204, headers={"Allow": ", ".join(self.allowed_methods)})
 
-    def _carry_out(self, request: Request, **ids: str) -> HttpResponse:
+    def _answer(self, request: Request, **ids: str) -> HttpResponse:
         http = request._request
-        operation = self.operations["GET" if http.method == "HEAD" else http.method or ""]
-        # The body is read whatever comes of it: a connection with an unread body cannot be kept alive.
-        raw = parsing.read(http) if operation.body else b""
-        caller = auth.caller_of(http) if operation.signed_in else None
+        return carry_out(http, self.operations["GET" if http.method == "HEAD" else http.method or ""], ids)
+
+
+def carry_out(http: HttpRequest, operation: Operation, ids: Mapping[str, str]) -> HttpResponse:
+    """The answer to a request for this operation, with the ids of its address. Raises what `problems` puts in words."""
+    # The body is read whatever comes of it: a connection with an unread body cannot be kept alive.
+    raw = parsing.read(http) if operation.body else b""
+    caller = auth.caller_of(http) if operation.signed_in else None
+    try:
+        given = _given(http, operation, raw)
+        named = {name: _checked(name, value) for name, value in ids.items()}
+    except Refusal:
+        if operation.people_only and caller is not None and not caller.is_person:
+            raise Refusal("agents_cannot_decide", "Only people may do this.") from None
+        raise
+    if operation.body is None:
+        return answer(operation, operation.act(caller, **named, query=given)).response
+    return _post(http, operation, caller, named, given, raw)
+
+
+def _given(http: HttpRequest, operation: Operation, raw: bytes) -> Any:
+    query = (
+        parsing.query(http, operation.query or NoQuery) if http.META.get("QUERY_STRING") or operation.query else None
+    )
+    if operation.body is None:
+        return query
+    if operation.free_body:
+        return Payload(parsing.payload(http, raw), parsing.webhook_id(http, raw), http.META.get("REMOTE_ADDR", ""))
+    return parsing.body(http, raw, operation.body)
+
+
+def _post(
+    http: HttpRequest, operation: Operation, caller: Caller | None, ids: dict[str, str], given: Any, raw: bytes
+) -> HttpResponse:
+    def act(given: Any = given, *, last: bool = True) -> Outcome:
+        outcome = answer(operation, operation.act(caller, **ids, body=given), given, ids)
+        return outcome if last or outcome.response.status_code != 204 else dataclasses.replace(outcome, final=False)
+
+    def act_or_refuse(given: Any = given, *, last: bool = True) -> Outcome:
         try:
-            given = self._given(http, operation, raw)
-            named = {name: _checked(name, value) for name, value in ids.items()}
-        except Refusal:
-            if operation.people_only and caller is not None and not caller.is_person:
-                raise Refusal("agents_cannot_decide", "Only people may do this.") from None
-            raise
-        if operation.body is None:
-            return answer(operation, operation.act(caller, **named, query=given)).response
-        return self._post(http, operation, caller, named, given, raw)
+            return act(given, last=last)
+        except Refusal as refusal:
+            if refusal.status in (429, 503):
+                raise
+            return Outcome(problems.for_refusal(refusal))
 
-    def _given(self, http: HttpRequest, operation: Operation, raw: bytes) -> Any:
-        query = (
-            parsing.query(http, operation.query or NoQuery)
-            if http.META.get("QUERY_STRING") or operation.query
-            else None
-        )
-        if operation.body is None:
-            return query
-        if operation.free_body:
-            return Payload(parsing.payload(http, raw), parsing.webhook_id(http, raw), http.META.get("REMOTE_ADDR", ""))
-        return parsing.body(http, raw, operation.body)
-
-    def _post(
-        self,
-        http: HttpRequest,
-        operation: Operation,
-        caller: Caller | None,
-        ids: dict[str, str],
-        given: Any,
-        raw: bytes,
-    ) -> HttpResponse:
-        def act(given: Any = given, *, last: bool = True) -> Outcome:
-            outcome = answer(operation, operation.act(caller, **ids, body=given), given, ids)
-            return outcome if last or outcome.response.status_code != 204 else dataclasses.replace(outcome, final=False)
-
-        def act_or_refuse(given: Any = given, *, last: bool = True) -> Outcome:
-            try:
-                return act(given, last=last)
-            except Refusal as refusal:
-                if refusal.status in (429, 503):
-                    raise
-                return Outcome(problems.for_refusal(refusal))
-
-        key = http.META.get(idempotency.HEADER)
-        if key is None:
-            return act().response
-        once = idempotency.Request(
-            caller=_who(caller),
-            path=idempotency.short(http.path),
-            key=idempotency.checked_key(key),
-            digest=parsing.body_digest(raw),
-        )
-        if operation.apart:
-            return idempotency.once_apart(once, act_or_refuse).response
-        if operation.polls is not None and caller is not None and given.wait:
-            return _poll(once, functools.partial(operation.polls, caller), given, act_or_refuse).response
-        return idempotency.once(once, act_or_refuse).response
+    key = http.META.get(idempotency.HEADER)
+    if key is None:
+        return act().response
+    once = idempotency.Request(
+        caller=_who(caller),
+        path=idempotency.short(http.path),
+        key=idempotency.checked_key(key),
+        digest=parsing.body_digest(raw),
+    )
+    if operation.apart:
+        return idempotency.once_apart(once, act_or_refuse).response
+    if operation.polls is not None and caller is not None and given.wait:
+        return _poll(once, functools.partial(operation.polls, caller), given, act_or_refuse).response
+    return idempotency.once(once, act_or_refuse).response
 
 
 def _poll(
@@ -314,6 +312,6 @@ def resource(route: str, *operations: Operation) -> URLPattern:
     """The operations at one address, as Django routes it; ids are named in angle brackets."""
     OPERATIONS.extend(operations)
     methods = {operation.method: operation for operation in operations}
-    handlers = {method.lower(): Endpoint._carry_out for method in methods}
+    handlers = {method.lower(): Endpoint._answer for method in methods}
     view: type[Endpoint] = type("Endpoint", (Endpoint,), {"operations": methods, **handlers, "__doc__": ""})
     return path(route, view.as_view(), name=operations[0].name)

@@ -18,7 +18,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.parameters import ParameterLocation
 from schemathesis.specs.openapi import checks
 
-from rehydrate.api import limits
+from rehydrate.api import lane, limits
 from rehydrate.wsgi import application
 from tests.contract import driver as d
 
@@ -70,6 +70,7 @@ def cast(stage: Cast, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cast]:
     """The cast, as it was made. The application shares the connection, so it must not close it."""
     for limit in (limits.wrong_keys, limits.wrong_hooks, limits.hooks):
         monkeypatch.setattr(limit, "spend", lambda subject: None)
+    monkeypatch.setattr(lane, "give_back", lambda: None)
     for signal in (request_started, request_finished):
         signal.disconnect(close_old_connections)
     yield stage

@@ -38,6 +38,11 @@ class Group(Generic[M]):
         self._waiting: list[M] = []
         self._led = False
 
+    @property
+    def waiting(self) -> int:
+        """How many wait to be carried out."""
+        return len(self._waiting)
+
     def join(self, member: M) -> None:
         """Returns when the member is over."""
         with self._lock:

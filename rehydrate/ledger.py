@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 from uuid import UUID
 
 import psycopg
+from django.conf import settings
 from django.db import OperationalError, connection, transaction
 from msgspec.structs import replace
 
@@ -191,7 +192,7 @@ def _carried_out(step: _Step, lock: Lock) -> Any:
     try:
         if lock == "taken":
             raise NeedsLock
-        return _together(step) if together and not connection.in_atomic_block else _alone(step)
+        return _together(step) if settings.GROUP_COMMIT and not connection.in_atomic_block else _alone(step)
     except (Overtaken, NeedsLock):
         if lock == "never":
             raise
@@ -231,9 +232,6 @@ def _read(wanted: Wanted | Site, *, lock: bool) -> Loaded | Ground:
 
 # -- what several ask for at one instant
 
-#: Whether this process does together what its threads ask for at one instant (see `group_commit`): a web server does.
-together = False
-
 #: More at once would keep each of them waiting for all.
 AT_MOST: Final = 40
 
@@ -252,7 +250,7 @@ def _carry_out(steps: list[_Step]) -> None:
     for step in steps:
         step.alone = True
     try:
-        own = _own.get()
+        own = own_connection.get()
         with sql.on(own):
             _carry_out_on(own, steps)
     except Exception:
@@ -289,7 +287,7 @@ def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
         step.alone, step.error = False, None if run_id in saved else Overtaken()
 
 
-_own: Final = sql.Own()
+own_connection: Final = sql.Own()
 _group: Final = Group[_Step](_carry_out, at_most=AT_MOST)
 
 

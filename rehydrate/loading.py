@@ -166,8 +166,10 @@ _LOCK: Final = "SELECT r.id::text FROM rehydrate_run r WHERE r.id = ANY(%s) ORDE
 
 #: What an envelope tells beside the state.
 _HISTORY: Final = """
-       (SELECT jsonb_agg(to_jsonb(x) ORDER BY x.id)::text FROM rehydrate_externalref x WHERE x.run_id = r.id),
-       (SELECT jsonb_agg(to_jsonb(d) ORDER BY d.seq)::text FROM rehydrate_decision d WHERE d.run_id = r.id),
+       CASE WHEN r.ref_count > 0 THEN
+         (SELECT jsonb_agg(to_jsonb(x) ORDER BY x.id)::text FROM rehydrate_externalref x WHERE x.run_id = r.id) END,
+       CASE WHEN r.decision_count > 0 THEN
+         (SELECT jsonb_agg(to_jsonb(d) ORDER BY d.seq)::text FROM rehydrate_decision d WHERE d.run_id = r.id) END,
        (SELECT convert_from(s.sealed, 'UTF8') FROM rehydrate_checkpointstate s
          WHERE s.run_id = r.id AND s.seq = (r.checkpoint->>'seq')::bigint)
 """
@@ -246,7 +248,8 @@ def _reading(
 SELECT '{part}', to_jsonb(r)::text, to_jsonb(clock_timestamp() + %(offset)s::interval)::text,
        (SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = r.workspace_id AND f.name = r.flow)::text,
        (SELECT jsonb_agg(to_jsonb(w))::text FROM rehydrate_wait w WHERE w.run_id = r.id {some_waits}),
-       (SELECT jsonb_agg(to_jsonb(e))::text FROM rehydrate_effect e WHERE e.run_id = r.id {some_effects}),
+       CASE WHEN r.effect_count > 0 THEN
+         (SELECT jsonb_agg(to_jsonb(e))::text FROM rehydrate_effect e WHERE e.run_id = r.id {some_effects}) END,
        {rights.NUMBER}::text, {f"({PEOPLE} r.workspace_id)::text" if people else "NULL"},
        {_HISTORY if history else "NULL, NULL, NULL"} FROM rehydrate_run r WHERE r.id = {which}"""
 

@@ -63,8 +63,9 @@ def on(own: psycopg.Connection) -> Iterator[None]:
         _here.connection = None
 
 
-#: How long a connection of one's own waits for a row that somebody holds: it serves several.
-PATIENCE: Final = "50ms"
+#: It serves several: so it does not wait long for a row that somebody holds. Its statements are always the same few,
+#: whose plans are good for any values.
+_OWN: Final = "-c lock_timeout=50ms -c timezone=UTC -c plan_cache_mode=force_generic_plan"
 
 
 class Own:
@@ -79,9 +80,13 @@ class Own:
         """Raises psycopg's errors."""
         if self._connection is None or self._connection.closed:
             given = connection.get_connection_params()
-            given["options"] = f"{given['options']} -c lock_timeout={PATIENCE} -c timezone=UTC -c plan_cache_mode=force_generic_plan"
+            given["options"] = f"{given['options']} {_OWN}"
             self._connection = psycopg.connect(**given, autocommit=True)
         return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
 
 
 def apart() -> psycopg.Connection | None:

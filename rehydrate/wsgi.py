@@ -9,7 +9,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "rehydrate.settings")
 
 _django = get_wsgi_application()
 
-from rehydrate import garbage, ledger, wakeups  # noqa: E402
+from rehydrate import garbage, wakeups  # noqa: E402
 from rehydrate.api import lane  # noqa: E402
 
 application = lane.in_front_of(_django)
@@ -18,4 +18,3 @@ application = lane.in_front_of(_django)
 sys.setswitchinterval(0.001)
 wakeups.stop_on_signals()  # so that long polls do not keep a server from ending
 garbage.collect_rarely()
-ledger.together = True

@@ -24,7 +24,7 @@ from rehydrate.supervisor import preparation, probes
 from rehydrate.supervisor.service import Service, say
 from rehydrate.supervisor.watcher import SELF, StartError, Stopped, Watcher
 
-WEB_WORKERS = 1
+WEB_WORKERS = 2
 WEB_POOL = 12
 """Connections a worker pools."""
 WEB_WAITING_AGENTS, WEB_WAITING_PAGES = 340, 160

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,3 +39,13 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         for gate in made.gates:
             gate.set()
         made.pool.shutdown(wait=True)
+
+
+@pytest.fixture(autouse=True, params=["each alone", "together"])
+def group_commit(request: pytest.FixtureRequest, settings: Any) -> Iterator[None]:
+    """Each by itself, and as a web server does it."""
+    from rehydrate import ledger
+
+    settings.GROUP_COMMIT = request.param == "together"
+    yield
+    ledger.own_connection.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections
+from django.test import override_settings
 
 from tests.conftest import eventually
 
@@ -36,6 +37,11 @@ def at_once(*calls: Callable[[], Any]) -> list[Answer]:
 
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result(PATIENCE) for future in [pool.submit(one, call) for call in calls]]
+
+
+def elsewhere() -> override_settings:
+    """As another process would do it, which is not in this one's company."""
+    return override_settings(GROUP_COMMIT=False)
 
 
 class Stage:

@@ -16,7 +16,7 @@ from rehydrate.models import Decision, Group, LedgerEvent, Membership, Signal
 from rehydrate.models import Run as RunRow
 from tests.ledger_cast import Cast, Run, approval, callback, ev, plan
 
-from .stage import Stage, at_once
+from .stage import Stage, at_once, elsewhere
 
 
 def codes(answers: list[Any]) -> Counter[str]:
@@ -104,7 +104,7 @@ def test_a_decision_that_is_overtaken_by_its_deadline_is_too_late(cast: Cast, cl
     run = cast.open()
     run.pause(approval(effect=plan("k", "order"), due_in=60))
     clock.advance(seconds=50)
-    deciding, go_on = stage.held(partial(run.decide, "legal", "approve"), projections, "save")
+    deciding, go_on = stage.held(partial(run.decide, "legal", "approve"), projections, "_write")
     clock.advance(seconds=20)
     assert sweep.catch_up([run.id]) == 1
     go_on()
@@ -180,16 +180,18 @@ def test_a_lapsed_lease_counts_once_whoever_finds_it(cast: Cast, clock: Any) -> 
 def test_an_append_that_a_takeover_overtakes_is_fenced(cast: Cast, stage: Stage) -> None:
     """What it was decided on is no more when it is written: so it is decided anew, on what the takeover has left."""
     run = cast.open(plan("k", start=True))
-    appending, go_on = stage.held(partial(run.append, ev("note", text="too late")), projections, "save")
-    run.hold("takeover")
+    appending, go_on = stage.held(partial(run.append, ev("note", text="too late")), projections, "_write")
+    with elsewhere():
+        run.hold("takeover")
     go_on()
     assert codes([appending.result()]) == {"lease_lost": 1}
     assert types(run)[-3:] == ["taken_over", "effect.unknown", "refused"]
     whole(run)
 
     run = cast.open()
-    taking, go_on = stage.held(partial(run.hold, "takeover"), projections, "save")
-    run.append(ev("note", text="in time"))
+    taking, go_on = stage.held(partial(run.hold, "takeover"), projections, "_write")
+    with elsewhere():
+        run.append(ev("note", text="in time"))
     go_on()
     assert codes([taking.result()]) == {"ok": 1}
     assert types(run)[-2:] == ["note", "taken_over"]
@@ -199,11 +201,12 @@ def test_an_append_that_a_takeover_overtakes_is_fenced(cast: Cast, stage: Stage)
 @pytest.mark.parametrize("by", ["an event", "a heartbeat, which is none"])
 def test_what_is_overtaken_is_done_again(by: str, cast: Cast, stage: Stage) -> None:
     run = cast.open()
-    appending, go_on = stage.held(partial(run.append, ev("note", text="first read")), projections, "save")
-    if by == "an event":
-        run.append(ev("note", text="first written"))
-    else:
-        run.heartbeat()
+    appending, go_on = stage.held(partial(run.append, ev("note", text="first read")), projections, "_write")
+    with elsewhere():
+        if by == "an event":
+            run.append(ev("note", text="first written"))
+        else:
+            run.heartbeat()
     go_on()
     assert codes([appending.result()]) == {"ok": 1}
     texts = [row.payload["text"] for row in LedgerEvent.objects.filter(run_id=run.id, type="note").order_by("seq")]

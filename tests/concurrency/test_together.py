@@ -1,0 +1,231 @@
+"""What several ask for at one instant is one statement to read and one to write, and yet is everybody's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection, transaction
+
+from rehydrate import ledger, loading, projections, sql, verify
+from rehydrate.core.refusals import Refusal
+from rehydrate.models import Run as RunRow
+from tests.conftest import eventually
+from tests.ledger_cast import Cast, Run, approval, checkpoint, ev, plan
+
+from .stage import PATIENCE, Stage
+
+pytestmark = pytest.mark.parametrize("group_commit", ["together"], indirect=True)
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs each statement has written."""
+    seen: list[int] = []
+    original = projections.save_each
+
+    def counted(changes: list[Any]) -> set[str]:
+        seen.append(len(changes))
+        return original(changes)
+
+    monkeypatch.setattr(projections, "save_each", counted)
+    return seen
+
+
+class Company:
+    """One call stands before its write; those that come meanwhile wait, and are carried out together after it."""
+
+    def __init__(self, cast: Cast, stage: Stage) -> None:
+        self.first = cast.open()
+        self.stage = stage
+        self.held: Future[Any] | None = None
+        self.started: list[Future[Any]] = []
+
+    def join(self, call: Callable[[], Any]) -> Future[Any]:
+        """Comes back when the call waits for its turn."""
+        if self.held is None:
+            first = partial(self.first.append, ev("note", text="x"))
+            self.held, self.go_on = self.stage.held(first, projections, "_write")
+        self.started.append(self.stage.start(call))
+        eventually(lambda: ledger._group.waiting == len(self.started), what="a call that waits for its turn")
+        return self.started[-1]
+
+    def of(self, *calls: Callable[[], Any]) -> list[Any]:
+        """The answers of calls that are carried out together, or what they raised."""
+        started = [self.join(call) for call in calls]
+        self.go_on()
+        assert self.held is not None
+        assert self.held.result()["events"][0]["type"] == "note"
+        return [future.result(PATIENCE) for future in started]
+
+
+@pytest.fixture
+def company(cast: Cast, stage: Stage) -> Company:
+    return Company(cast, stage)
+
+
+def whole(*runs: Run) -> None:
+    for run in runs:
+        flaw, _ = verify.run(run.id)
+        assert flaw is None, str(flaw)
+
+
+def codes(answers: list[Any]) -> Counter[str]:
+    for answer in answers:
+        assert isinstance(answer, Refusal) or not isinstance(answer, Exception), repr(answer)
+    return Counter(answer.code if isinstance(answer, Refusal) else "ok" for answer in answers)
+
+
+def test_each_kind_at_once_is_one_statement(cast: Cast, company: Company, batches: list[int]) -> None:
+    decided, completed, planned, beating, ready = (cast.open() for _ in range(5))
+    decided.pause(approval())
+    ready.release()
+    batches.clear()
+    opened, decision, _, _, _, envelope = company.of(
+        partial(cast.open, checkpoint(), external_id="new"),
+        partial(decided.decide, "legal", "approve"),
+        partial(completed.append, {"type": "completed"}),
+        partial(planned.append, plan(start=True)),
+        beating.heartbeat,
+        cast.claim,
+    )
+    assert batches == [1, 6]
+    assert opened.state.run.checkpoint["stage"] == "draft"
+    assert (decision["choice"], decided.wait("legal").status) == ("approve", "satisfied")
+    assert completed.state.run.status == "completed"
+    assert planned.state.effects["k"].state == "started"
+    assert beating.state.run.lease_expires_at is not None
+    assert envelope["run"]["id"] in (ready.id, decided.id)  # ready before the claim was read, or not yet
+    whole(company.first, opened, decided, completed, planned, beating, ready)
+
+
+def test_claims_get_a_run_each_and_the_oldest_first(cast: Cast, company: Company, batches: list[int]) -> None:
+    runs = [cast.open() for _ in range(4)]
+    for run in runs:
+        run.release()
+    batches.clear()
+    envelopes = company.of(*[cast.claim] * 3)
+    assert batches == [1, 3]
+    assert {envelope["run"]["id"] for envelope in envelopes} == {run.id for run in runs[:3]}
+    assert cast.claim()["run"]["id"] == runs[3].id  # type: ignore[index]
+    assert cast.claim() is None
+    whole(*runs)
+
+
+def test_more_claims_than_runs(cast: Cast, company: Company) -> None:
+    run = cast.open()
+    run.release()
+    envelopes = company.of(*[cast.claim] * 3)
+    assert [envelope["run"]["id"] for envelope in envelopes if envelope is not None] == [run.id]
+
+
+def test_one_run_is_changed_one_after_the_other(cast: Cast, company: Company, batches: list[int]) -> None:
+    run = cast.open()
+    run.pause(approval())
+    batches.clear()
+    answers = company.of(*(partial(run.decide, "legal", choice, by=by) for choice, by in
+                           (("approve", "alice"), ("reject", "bob"), ("approve", "bob"))))  # fmt: skip
+    assert codes(answers) == {"ok": 1, "wait_closed": 2}
+    assert batches == [1, 1]
+    whole(run)
+
+
+def test_the_same_run_opened_twice(cast: Cast, company: Company) -> None:
+    answers = company.of(*[partial(cast.open, external_id="once")] * 3)
+    assert len({run.id for run in answers}) == 1
+    assert RunRow.objects.filter(external_id="once").count() == 1
+    whole(answers[0])
+
+
+def test_a_refusal_is_its_own_and_is_recorded(cast: Cast, company: Company, batches: list[int]) -> None:
+    fine, fenced = cast.open(), cast.open()
+    before = fenced.state.run.version
+    batches.clear()
+    answers = company.of(
+        partial(fine.append, ev("note", text="fine")),
+        partial(fenced.append, ev("note", text="old epoch"), epoch=7),
+        partial(cast.open, {"type": "unheard of"}),
+    )
+    assert [isinstance(answer, Refusal) and answer.code for answer in answers] == [False, "lease_lost", "invalid"]
+    assert batches == [1, 2]
+    assert fenced.state.run.version == before + 1  # the refusal is an event
+    whole(fine, fenced)
+
+
+def test_what_somebody_else_holds_keeps_nobody_else(cast: Cast, company: Company) -> None:
+    held, free = cast.open(), cast.open()
+    with transaction.atomic():
+        loading.lock_runs([held.id])
+        late = company.join(partial(held.append, ev("note", text="late")))
+        (soon,) = company.of(partial(free.append, ev("note", text="soon")))
+        assert soon["events"][0]["type"] == "note"
+        assert not late.done()
+    assert late.result(PATIENCE)["events"][0]["type"] == "note"
+    whole(held, free)
+
+
+def test_what_needs_more_than_one_statement_is_done_alone(cast: Cast, company: Company, batches: list[int]) -> None:
+    """A signal that came before its wait, and a deadline that is set anew."""
+    run, pausing = cast.open(), cast.open()
+    run.pause(approval())
+    cast.signal("news", run=pausing.id)
+    batches.clear()
+    answers = company.of(
+        partial(run.on_wait, "extend_wait", "legal", due_in=7200, reason="more time"),
+        partial(pausing.pause, {"name": "news", "kind": "signal", "due_in": 60}),
+    )
+    assert codes(answers) == {"ok": 2}
+    assert batches == [1]
+    assert pausing.wait("news").status == "satisfied"
+    whole(run, pausing)
+
+
+def test_a_run_that_cannot_be_read_is_nobody_elses_trouble(cast: Cast, company: Company) -> None:
+    broken, sound = cast.open(), cast.open()
+    RunRow.objects.filter(pk=broken.id).update(missing={"no": "list"})
+    failed, fine = company.of(partial(broken.append, ev("note", text="x")), partial(sound.append, ev("note", text="y")))
+    assert isinstance(failed, Exception)
+    assert not isinstance(failed, Refusal)
+    assert fine["events"][0]["type"] == "note"
+    whole(sound)
+
+
+def test_a_connection_that_broke_meanwhile(cast: Cast, company: Company) -> None:
+    runs = [cast.open() for _ in range(2)]
+    own = ledger.own_connection.get()
+    answers = company.of(*(partial(run.append, ev("note", text="x")) for run in runs))
+    assert codes(answers) == {"ok": 2}
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [own.info.backend_pid])
+    run = cast.open()
+    run.append(ev("note", text="after it"))
+    assert ledger.own_connection.get() is not own
+    whole(*runs, run)
+
+
+def test_a_write_that_breaks_off_is_nobodys_success(cast: Cast, company: Company, monkeypatch: Any) -> None:
+    """Nobody knows what was saved: everybody is told that the database did not answer, and nobody does it again."""
+    runs = [cast.open() for _ in range(2)]
+    before = [run.state.run.version for run in runs]
+    original = sql._carry_out
+    written: list[str] = []
+
+    def cut(conn: psycopg.Connection, text: str, params: Any) -> Any:
+        if text.startswith("WITH"):
+            written.append(text)
+            if len(written) == 2:  # the first is that of the one that stands before its write
+                conn.close()
+                raise psycopg.OperationalError("cut off")
+        return original(conn, text, params)
+
+    monkeypatch.setattr(sql, "_carry_out", cut)
+    answers = company.of(*(partial(run.append, ev("note", text="x")) for run in runs))
+    monkeypatch.undo()
+    assert [type(answer).__name__ for answer in answers] == ["OperationalError", "OperationalError"]
+    assert [run.state.run.version for run in runs] == before
+    whole(*runs)

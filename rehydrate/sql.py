@@ -18,7 +18,7 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import psycopg
-from django.db import connection
+from django.db import DEFAULT_DB_ALIAS, connections
 from psycopg import errors, pq
 
 Param = str | int | bool | UUID | Sequence[str] | Sequence[UUID] | None
@@ -36,16 +36,17 @@ def texts(statement: str, params: Mapping[str, Param] | Sequence[Param] = ()) ->
 
     The statement casts what is not text to text, and its placeholders are `%s` or `%(name)s`.
     """
-    if connection.in_atomic_block or connection.queries_logged or connection.execute_wrappers:
-        with connection.cursor() as cursor:
+    own = connections[DEFAULT_DB_ALIAS]
+    if own.in_atomic_block or own.queries_logged or own.execute_wrappers:
+        with own.cursor() as cursor:
             cursor.execute(statement, params)  # type: ignore[arg-type]
             return list(cursor.fetchall())
-    connection.close_if_health_check_failed()
-    connection.ensure_connection()
-    with connection.wrap_database_errors:
+    own.close_if_health_check_failed()
+    own.ensure_connection()
+    with own.wrap_database_errors:
         text, order = _numbered(statement)
         given = params if order is None else [params[name] for name in order]  # type: ignore[call-overload]
-        return _carry_out(connection.connection, text, [_text(value) for value in given])
+        return _carry_out(own.connection, text, [_text(value) for value in given])
 
 
 @lru_cache(maxsize=1000)

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from rehydrate.rights import Rights
+
 if TYPE_CHECKING:
     from django.contrib.auth.models import User
 
@@ -17,7 +19,8 @@ class Caller:
 
     `workspaces` maps a workspace's id to the roles there (an agent's map has its one workspace and no roles).
     `flows` are the flow names an agent's key allows, `("*",)` for all of its workspace. `owner` is the user name behind
-    an agent's key. `channel` tells where a person came from: "console" or "api".
+    an agent's key. `channel` tells where a person came from: "console" or "api". `rights` is there for one who was
+    looked up for an earlier request: whoever acts for such a caller confirms them first.
     """
 
     kind: Literal["agent", "person", "system"]
@@ -29,6 +32,12 @@ class Caller:
     user_id: int | None = None
     key_id: str | None = None
     channel: str = "api"
+    rights: Rights | None = None
+
+    @property
+    def confirmed(self) -> bool:
+        """True for one who was looked up for this very request, or whose rights were confirmed since."""
+        return self.rights is None or self.rights.confirmed
 
     @property
     def is_person(self) -> bool:

@@ -19,8 +19,8 @@ class Caller:
 
     `workspaces` maps a workspace's id to the roles there (an agent's map has its one workspace and no roles).
     `flows` are the flow names an agent's key allows, `("*",)` for all of its workspace. `owner` is the user name behind
-    an agent's key. `channel` tells where a person came from: "console" or "api".
-    `rights` are there where the caller is taken for who it was a moment ago: they are to be confirmed.
+    an agent's key. `channel` tells where a person came from: "console" or "api". `rights` is there for one who was
+    looked up for an earlier request: whoever acts for such a caller confirms them first.
     """
 
     kind: Literal["agent", "person", "system"]
@@ -33,6 +33,11 @@ class Caller:
     key_id: str | None = None
     channel: str = "api"
     rights: Rights | None = None
+
+    @property
+    def confirmed(self) -> bool:
+        """True for one who was looked up for this very request, or whose rights were confirmed since."""
+        return self.rights is None or self.rights.confirmed
 
     @property
     def is_person(self) -> bool:

@@ -49,7 +49,7 @@ def prefix_of(text: str) -> str | None:
 
 def opens(text: str, digest: str) -> bool:
     """Whether the text is the key with this digest; compared in constant time."""
-    return hmac.compare_digest(digest, _digest(text))
+    return hmac.compare_digest(digest, digest_of(text))
 
 
 def revoke(key: ApiKey, *, by: str) -> None:
@@ -76,10 +76,11 @@ def renew(old: ApiKey, *, by: str = "command") -> str:
 def _make(**columns: object) -> tuple[ApiKey, str]:
     prefix = secrets.token_hex(5)
     text = f"{_MARK}_{prefix}_{secrets.token_urlsafe(32)}"
-    return ApiKey.objects.create(prefix=prefix, digest=_digest(text), **columns), text
+    return ApiKey.objects.create(prefix=prefix, digest=digest_of(text), **columns), text
 
 
-def _digest(text: str) -> str:
+def digest_of(text: str) -> str:
+    """What is kept of a key."""
     # The text has 256 random bits: a slow password hash would add nothing but time to each request.
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -20,7 +20,7 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import psycopg
-from django.db import connection
+from django.db import DEFAULT_DB_ALIAS, connections
 from psycopg import errors, pq
 
 Param = str | int | bool | UUID | Sequence[str] | Sequence[UUID] | None
@@ -40,14 +40,15 @@ def texts(statement: str, params: Mapping[str, Param] | Sequence[Param] = ()) ->
     """
     if (own := apart()) is not None:
         return _carry_out(own, *_given(statement, params))
-    if connection.in_atomic_block or connection.queries_logged or connection.execute_wrappers:
-        with connection.cursor() as cursor:
+    django = connections[DEFAULT_DB_ALIAS]
+    if django.in_atomic_block or django.queries_logged or django.execute_wrappers:
+        with django.cursor() as cursor:
             cursor.execute(statement, params)  # type: ignore[arg-type]
             return list(cursor.fetchall())
-    connection.close_if_health_check_failed()
-    connection.ensure_connection()
-    with connection.wrap_database_errors:
-        return _carry_out(connection.connection, *_given(statement, params))
+    django.close_if_health_check_failed()
+    django.ensure_connection()
+    with django.wrap_database_errors:
+        return _carry_out(django.connection, *_given(statement, params))
 
 
 _here: Final = threading.local()
@@ -79,7 +80,7 @@ class Own:
     def get(self) -> psycopg.Connection:
         """Raises psycopg's errors."""
         if self._connection is None or self._connection.closed:
-            given = connection.get_connection_params()
+            given = connections[DEFAULT_DB_ALIAS].get_connection_params()
             given["options"] = f"{given['options']} {_OWN}"
             self._connection = psycopg.connect(**given, autocommit=True)
         return self._connection

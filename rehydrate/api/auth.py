@@ -1,5 +1,9 @@
 """From a request to its `Caller`: a Bearer key of an agent or a person, or the browser's session with CSRF."""
 
+import dataclasses
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -9,7 +13,7 @@ from django.http import HttpRequest
 from rest_framework.authentication import CSRFCheck
 from rest_framework.exceptions import NotAuthenticated
 
-from rehydrate import callers, keys, sql
+from rehydrate import callers, keys, rights, sql
 from rehydrate.api import limits
 from rehydrate.callers import Caller
 from rehydrate.core.refusals import Refusal
@@ -17,18 +21,51 @@ from rehydrate.models import ApiKey
 
 #: A key's row is written at most this often, so that reading stays reading.
 USED_EVERY: Final = "1 minute"
+#: Seconds for which a caller who was looked up is kept: not longer, so that the use of a key is noted in time.
+KEPT_FOR: Final = 60.0
+MAX_KEPT: Final = 1000
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-def caller_of(request: HttpRequest) -> Caller:
-    """Who is asking. Raises 401 `unauthenticated`, or 403 `forbidden` for a session without its CSRF token."""
+class Kept:
+    """Callers who were looked up, with the number that everybody's rights had then, by the digest of their key."""
+
+    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._found: OrderedDict[str, tuple[float, Caller, int]] = OrderedDict()
+
+    def get(self, key: str) -> Caller | None:
+        """The caller, whose `rights` are still to be confirmed."""
+        found = self._found.get(keys.digest_of(key))
+        if found is None or found[0] < self._monotonic():
+            return None
+        return dataclasses.replace(found[1], rights=rights.Rights(found[2]))
+
+    def put(self, key: str, caller: Caller, number: int) -> None:
+        self._found[keys.digest_of(key)] = self._monotonic() + KEPT_FOR, caller, number
+        if len(self._found) > MAX_KEPT:
+            self._found.popitem(last=False)
+
+    def drop(self, key: str) -> None:
+        self._found.pop(keys.digest_of(key), None)
+
+
+kept: Final = Kept()
+
+
+def caller_of(request: HttpRequest, *, trusting: bool = False) -> Caller:
+    """Who is asking. Raises 401 `unauthenticated`, or 403 `forbidden` for a session without its CSRF token.
+
+    Trusting, it may be what the key was found to be a while ago: then there are `rights`, to be confirmed.
+    """
     header = request.META.get("HTTP_AUTHORIZATION")
-    return _by_key(request, header) if header is not None else _by_session(request)
+    return _by_key(request, header, trusting) if header is not None else _by_session(request)
 
 
 #: One statement for whoever it is, without building rows of models: it is run before everything else.
-_FIND: Final = """
+_FIND: Final = f"""
 SELECT jsonb_build_object(
+    'number', {rights.NUMBER},
     'id', k.id, 'kind', k.kind, 'name', k.name, 'digest', k.digest, 'workspace', k.workspace_id, 'flows', k.flows,
     'stale', k.last_used_at < now() - %s::interval IS NOT FALSE, 'user_id', u.id, 'username', u.username,
     'full_name', btrim(u.first_name || ' ' || u.last_name), 'barred', u.is_active IS FALSE, 'roles', CASE
@@ -46,12 +83,13 @@ SELECT jsonb_build_object(
     END)::text
 FROM rehydrate_apikey k LEFT JOIN auth_user u ON u.id = k.user_id
 WHERE k.prefix = %s AND k.revoked_at IS NULL
-"""
+"""  # noqa: S608 (a statement of ours)
 
 
 class _Key(msgspec.Struct):
     """A key that was not revoked, and whoever is behind it."""
 
+    number: int | None
     id: str
     kind: str
     name: str
@@ -66,19 +104,28 @@ class _Key(msgspec.Struct):
     roles: dict[str, list[str]] | None
 
 
-def _by_key(request: HttpRequest, header: str) -> Caller:
+def _by_key(request: HttpRequest, header: str, trusting: bool) -> Caller:
     scheme, _, text = header.partition(" ")
     text = text.strip()
     prefix = keys.prefix_of(text) if scheme.lower() == "bearer" else None
     if prefix is None:
         raise _wrong(request, "Send a key: Authorization: Bearer rhk_...")
-    # No cache: a revoked key opens nothing from the next request on.
+    if trusting and (known := kept.get(text)) is not None:
+        return known
+    kept.drop(text)
     found = sql.texts(_FIND, [USED_EVERY, prefix])
     key = msgspec.json.decode(found[0][0] or "", type=_Key) if found else None
     if key is None or not keys.opens(text, key.digest) or key.barred:
         raise _wrong(request, "This key is not known, or was revoked.")
     if key.stale:
         ApiKey.objects.filter(pk=key.id).update(last_used_at=Now())
+    caller = _caller(key)
+    if key.number is not None:
+        kept.put(text, caller, key.number)
+    return caller
+
+
+def _caller(key: _Key) -> Caller:
     if key.kind == ApiKey.Kind.PERSON:
         assert key.username is not None
         assert key.user_id is not None

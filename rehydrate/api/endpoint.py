@@ -23,6 +23,7 @@ from rehydrate.api import auth, idempotency, parsing, problems, schema
 from rehydrate.api.idempotency import Grant, Outcome
 from rehydrate.callers import Caller
 from rehydrate.core.refusals import Refusal, not_found
+from rehydrate.rights import Outdated
 
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -82,6 +83,8 @@ class Operation:
     polls: Callable[[Caller, Any], wakeups.Ear] | None = None
     #: True where the operation commits by itself, and repeating it does no harm.
     apart: bool = False
+    #: True where a caller's rights are confirmed beside what is read, before anything is decided, written or answered.
+    confirms: bool = False
     #: False at addresses that are secret by themselves (callback URLs).
     signed_in: bool = True
     tag: str = ""
@@ -121,6 +124,7 @@ def post(
     grants: Callable[[Any, Any, Mapping[str, str]], Grant | None] | None = None,
     polls: Callable[[Caller, Any], wakeups.Ear] | None = None,
     apart: bool = False,
+    confirms: bool = False,
     signed_in: bool = True,
 ) -> Callable[[Callable[..., Any]], Operation]:
     """A change, with a JSON body and an Idempotency-Key."""
@@ -137,6 +141,7 @@ def post(
             grants=grants,
             polls=polls,
             apart=apart,
+            confirms=confirms,
             signed_in=signed_in,
             tag=tag,
             **_words(act),
@@ -192,7 +197,25 @@ def carry_out(http: HttpRequest, operation: Operation, ids: Mapping[str, str]) -
     """The answer to a request for this operation, with the ids of its address. Raises what `problems` puts in words."""
     # The body is read whatever comes of it: a connection with an unread body cannot be kept alive.
     raw = parsing.read(http) if operation.body else b""
-    caller = auth.caller_of(http) if operation.signed_in else None
+    act = functools.partial(_carry_out, http, operation, ids, raw)
+    if not operation.signed_in:
+        return act(None)
+    caller = auth.caller_of(http, trusting=operation.confirms)
+    try:
+        response = act(caller)
+    except Exception as error:
+        if caller.confirmed and not isinstance(error, Outdated):
+            raise
+    else:
+        if not caller.confirmed:
+            auth.caller_of(http)  # nobody is answered whose key opens nothing any more
+        return response
+    return act(auth.caller_of(http))
+
+
+def _carry_out(
+    http: HttpRequest, operation: Operation, ids: Mapping[str, str], raw: bytes, caller: Caller | None
+) -> HttpResponse:
     try:
         given = _given(http, operation, raw)
         named = {name: _checked(name, value) for name, value in ids.items()}
@@ -227,7 +250,7 @@ def _post(
         try:
             return act(given, last=last)
         except Refusal as refusal:
-            if refusal.status in (429, 503):
+            if refusal.status in (429, 503) or not (caller is None or caller.confirmed):
                 raise
             return Outcome(problems.for_refusal(refusal))
 

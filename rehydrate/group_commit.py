@@ -29,14 +29,14 @@ M = TypeVar("M", bound=Member)
 
 
 class Group(Generic[M]):
-    """`carry_out` gets what waits, `at_most` so many, one call at a time; it raises nothing."""
+    """`carry_out` gets what waits, `at_most` so many, and is called by `leaders` at once at most; it raises nothing."""
 
-    def __init__(self, carry_out: Callable[[list[M]], None], *, at_most: int) -> None:
+    def __init__(self, carry_out: Callable[[list[M]], None], *, at_most: int, leaders: int) -> None:
         self._carry_out: Final = carry_out
         self._at_most: Final = at_most
         self._lock = threading.Lock()
         self._waiting: list[M] = []
-        self._led = False
+        self._free = leaders
 
     @property
     def waiting(self) -> int:
@@ -46,28 +46,28 @@ class Group(Generic[M]):
     def join(self, member: M) -> None:
         """Returns when the member is over."""
         with self._lock:
-            self._waiting.append(member)
-            leads, self._led = not self._led, True
+            leads = self._free > 0
+            if leads:
+                self._free -= 1
+            else:
+                self._waiting.append(member)
         if not leads:
             member.wait()
         if not member.over:
             self._lead(member)
 
     def _lead(self, own: M) -> None:
+        with self._lock:
+            others, self._waiting = self._waiting[: self._at_most - 1], self._waiting[self._at_most - 1 :]
         try:
-            while not own.over:
-                with self._lock:
-                    together, self._waiting = self._waiting[: self._at_most], self._waiting[self._at_most :]
-                try:
-                    self._carry_out(together)
-                finally:
-                    for member in together:
-                        member.over = True
-                        if member is not own:
-                            member.wake()
+            self._carry_out([own, *others])
         finally:
+            own.over = True
+            for member in others:
+                member.over = True
+                member.wake()
             with self._lock:
-                heir = self._waiting[0] if self._waiting else None
-                self._led = heir is not None
+                heir = self._waiting.pop(0) if self._waiting else None
+                self._free += heir is None
             if heir is not None:
                 heir.wake()

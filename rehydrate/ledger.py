@@ -250,8 +250,7 @@ def _carry_out(steps: list[_Step]) -> None:
     for step in steps:
         step.alone = True
     try:
-        own = own_connection.get()
-        with sql.on(own):
+        with own_connections.one() as own, sql.on(own):
             _carry_out_on(own, steps)
     except Exception:
         log.debug("done alone", exc_info=True)  # and there it is raised, if it is more than a passing trouble
@@ -287,8 +286,9 @@ def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
         step.alone, step.error = False, None if run_id in saved else Overtaken()
 
 
-own_connection: Final = sql.Own()
-_group: Final = Group[_Step](_carry_out, at_most=AT_MOST)
+own_connections: Final = sql.Own()
+import os
+_group: Final = Group[_Step](_carry_out, at_most=AT_MOST, leaders=int(os.environ.get("LEADERS", "2")))
 
 
 # -- one change

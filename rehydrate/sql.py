@@ -70,24 +70,29 @@ _OWN: Final = "-c lock_timeout=50ms -c timezone=UTC -c plan_cache_mode=force_gen
 
 
 class Own:
-    """A connection of this process beside Django's, for one thread at a time: made when it is needed, and made anew
-    when it broke.
-    """
+    """Connections of this process beside Django's: made when they are needed, and kept until they break."""
 
     def __init__(self) -> None:
-        self._connection: psycopg.Connection | None = None
+        self._idle: list[psycopg.Connection] = []
 
-    def get(self) -> psycopg.Connection:
-        """Raises psycopg's errors."""
-        if self._connection is None or self._connection.closed:
-            given = connections[DEFAULT_DB_ALIAS].get_connection_params()
-            given["options"] = f"{given['options']} {_OWN}"
-            self._connection = psycopg.connect(**given, autocommit=True)
-        return self._connection
+    @contextmanager
+    def one(self) -> Iterator[psycopg.Connection]:
+        """For the thread's own use. Raises psycopg's errors."""
+        own = self._idle.pop() if self._idle else self._connect()
+        try:
+            yield own
+        finally:
+            if not own.closed:
+                self._idle.append(own)
+
+    def _connect(self) -> psycopg.Connection:
+        given = connections[DEFAULT_DB_ALIAS].get_connection_params()
+        given["options"] = f"{given['options']} {_OWN}"
+        return psycopg.connect(**given, autocommit=True)
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        while self._idle:
+            self._idle.pop().close()
 
 
 def apart() -> psycopg.Connection | None:

@@ -48,4 +48,4 @@ def group_commit(request: pytest.FixtureRequest, settings: Any) -> Iterator[None
 
     settings.GROUP_COMMIT = request.param == "together"
     yield
-    ledger.own_connection.close()
+    ledger.own_connections.close()

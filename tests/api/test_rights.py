@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import User, update_last_login
@@ -12,7 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from rehydrate import keys, rights, wakeups
-from rehydrate.api import auth
+from rehydrate.api import auth, endpoint
 from rehydrate.api.endpoint import post, resource
 from rehydrate.callers import Caller
 from rehydrate.core import commands
@@ -144,7 +145,33 @@ def errand(caller: Caller, *, body: Errand) -> Json | None:
     return {"flows": caller.flows}
 
 
-urlpatterns = [resource("errand", errand)]
+class Wish(commands.Body, frozen=True):
+    wait: int
+
+
+class Waits:
+    """What a long poll was asked to wait, and the time that it takes to be told that rights are others by now."""
+
+    now = 0.0
+    asked: ClassVar[list[int]] = []
+
+
+@post(
+    tag="Test",
+    body=Wish,
+    answers={204: None},
+    polls=lambda _caller, _body: wakeups.listen(wakeups.DELIVERY),
+    confirms=True,
+)
+def wish(caller: Caller, *, body: Wish) -> None:
+    """Wait twelve seconds, and find that rights are others by now."""
+    Waits.asked.append(body.wait)
+    Waits.now += 12
+    if caller.rights is not None:
+        caller.rights.confirm(None)
+
+
+urlpatterns = [resource("errand", errand), resource("wish", wish)]
 errands = pytest.mark.urls(__name__)
 
 
@@ -204,6 +231,17 @@ def test_who_changed_is_looked_up_and_carried_on(client: Client, kept_key: str) 
     changed, count = looks_up(lambda: run_errand(client, kept_key))
     assert (changed.json(), count) == ({"flows": ["other"]}, 1)
     assert looks_up(lambda: run_errand(client, kept_key))[1] == 0
+
+
+@errands
+def test_a_long_poll_that_begins_anew_waits_for_what_is_left(
+    client: Client, kept_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "time", SimpleNamespace(monotonic=lambda: Waits.now))
+    Waits.asked.clear()
+    body = {"wait": 20}
+    assert client.post("/wish", body, content_type="application/json", headers=bearer(kept_key)).status_code == 204
+    assert Waits.asked == [20, 8]
 
 
 @errands

@@ -200,6 +200,7 @@ def carry_out(http: HttpRequest, operation: Operation, ids: Mapping[str, str]) -
     act = functools.partial(_carry_out, http, operation, ids, raw)
     if not operation.signed_in:
         return act(None)
+    began = time.monotonic()
     caller = auth.caller_of(http, trusting=operation.confirms)
     try:
         response = act(caller)
@@ -210,12 +211,19 @@ def carry_out(http: HttpRequest, operation: Operation, ids: Mapping[str, str]) -
         if not caller.confirmed:
             auth.caller_of(http)  # nobody is answered whose key opens nothing any more
         return response
-    return act(auth.caller_of(http))
+    return act(auth.caller_of(http), waited=round(time.monotonic() - began))
 
 
 def _carry_out(
-    http: HttpRequest, operation: Operation, ids: Mapping[str, str], raw: bytes, caller: Caller | None
+    http: HttpRequest,
+    operation: Operation,
+    ids: Mapping[str, str],
+    raw: bytes,
+    caller: Caller | None,
+    *,
+    waited: int = 0,
 ) -> HttpResponse:
+    """`waited` are the seconds that a long poll has waited already."""
     try:
         given = _given(http, operation, raw)
         named = {name: _checked(name, value) for name, value in ids.items()}
@@ -225,6 +233,8 @@ def _carry_out(
         raise
     if operation.body is None:
         return answer(operation, operation.act(caller, **named, query=given)).response
+    if operation.polls is not None and waited:
+        given = msgspec.structs.replace(given, wait=max(0, given.wait - waited))
     return _post(http, operation, caller, named, given, raw)
 
 

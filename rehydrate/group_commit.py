@@ -29,14 +29,14 @@ M = TypeVar("M", bound=Member)
 
 
 class Group(Generic[M]):
-    """`carry_out` gets what waits, `at_most` so many, and is called by `leaders` at once at most; it raises nothing."""
+    """`carry_out` gets what waits, `at_most` so many, one call at a time; it raises nothing."""
 
-    def __init__(self, carry_out: Callable[[list[M]], None], *, at_most: int, leaders: int) -> None:
+    def __init__(self, carry_out: Callable[[list[M]], None], *, at_most: int) -> None:
         self._carry_out: Final = carry_out
         self._at_most: Final = at_most
         self._lock = threading.Lock()
         self._waiting: list[M] = []
-        self._free = leaders
+        self._led = False
 
     @property
     def waiting(self) -> int:
@@ -46,10 +46,9 @@ class Group(Generic[M]):
     def join(self, member: M) -> None:
         """Returns when the member is over."""
         with self._lock:
-            leads = self._free > 0
-            if leads:
-                self._free -= 1
-            else:
+            leads = not self._led
+            self._led = True
+            if not leads:
                 self._waiting.append(member)
         if not leads:
             member.wait()
@@ -68,6 +67,6 @@ class Group(Generic[M]):
                 member.wake()
             with self._lock:
                 heir = self._waiting.pop(0) if self._waiting else None
-                self._free += heir is None
+                self._led = heir is not None
             if heir is not None:
                 heir.wake()

@@ -237,7 +237,8 @@ AT_MOST: Final = 40
 
 
 def _together(step: _Step) -> Any:
-    _group.join(step)
+    picks = isinstance(step.wanted, Wanted) and step.wanted.pick is not None
+    (_picking if picks else _group).join(step)
     if step.alone:
         return _alone(step)
     if step.error is not None:
@@ -250,7 +251,7 @@ def _carry_out(steps: list[_Step]) -> None:
     for step in steps:
         step.alone = True
     try:
-        with own_connections.one() as own, sql.on(own):
+        with own_connections.used() as own:
             _carry_out_on(own, steps)
     except Exception:
         log.debug("done alone", exc_info=True)  # and there it is raised, if it is more than a passing trouble
@@ -287,8 +288,9 @@ def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
 
 
 own_connections: Final = sql.Own()
-import os
-_group: Final = Group[_Step](_carry_out, at_most=AT_MOST, leaders=int(os.environ.get("LEADERS", "2")))
+_group: Final = Group[_Step](_carry_out, at_most=AT_MOST)
+#: Who picks what nobody has picked yet does so one after the other, beside the rest.
+_picking: Final = Group[_Step](_carry_out, at_most=AT_MOST)
 
 
 # -- one change

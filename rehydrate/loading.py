@@ -7,7 +7,6 @@ import datetime as dt
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeVar
-from uuid import UUID
 
 import msgspec
 from django.db import connection
@@ -100,7 +99,7 @@ SELECT 'ground', a.n::text, to_jsonb(clock_timestamp() + %(offset)s::interval)::
 {_END} WITH ORDINALITY AS a(workspace, flow, external_id, n) JOIN rehydrate_workspace w ON w.id = a.workspace"""
 
 #: With as many columns as reading runs has.
-_GROUNDS_AMONG: Final = _GROUNDS.replace(_END, f", NULL, NULL, NULL, NULL {_END}")
+_GROUNDS_AMONG: Final = _GROUNDS.replace(_END, f", NULL, NULL, NULL, NULL, NULL {_END}")
 
 
 def ground(site: Site) -> Ground:
@@ -111,7 +110,7 @@ def ground(site: Site) -> Ground:
 
 def _sites(sites: list[Site]) -> dict[str, Any]:
     return {
-        "workspaces": [UUID(site.workspace) for site in sites],
+        "workspaces": [site.workspace for site in sites],
         "flows": [site.flow for site in sites],
         "external_ids": [site.external_id for site in sites],
     }
@@ -161,7 +160,7 @@ def _decoded(value: Any) -> Any:
 
 # -- reading
 
-_LOCK: Final = "SELECT r.id::text FROM rehydrate_run r WHERE r.id = ANY(%s) ORDER BY r.id FOR NO KEY UPDATE"
+_LOCK: Final = "SELECT r.id::text FROM rehydrate_run r WHERE r.id = ANY(%s::uuid[]) ORDER BY r.id FOR NO KEY UPDATE"
 
 
 #: What an envelope tells beside the state.
@@ -214,6 +213,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 _NAMED_WAITS: Final = {"wait_keys": "key", "wait_ids": "id"}
 _NAMED_EFFECTS: Final = {"keys": ("key",), "prints": ("fingerprint", "first_fingerprint")}
 _NAMED: Final = (*_NAMED_WAITS, *_NAMED_EFFECTS)
+_CASTS: Final = {"id": "::uuid[]"}
 
 
 @lru_cache(maxsize=1000)
@@ -225,7 +225,11 @@ def _reading(
     `part` goes before its rows, and its parameters' names begin with it; the columns are always the same.
     """
     waits = ["w.status = 'open'", "w.pause = r.pause"]
-    waits += [f"w.{column} = ANY(%({part}{name})s)" for name, column in _NAMED_WAITS.items() if name in named]
+    waits += [
+        f"w.{column} = ANY(%({part}{name})s{_CASTS.get(column, '')})"
+        for name, column in _NAMED_WAITS.items()
+        if name in named
+    ]
     effects = [
         f"e.state IN {_ATTENTION}",
         "e.key = ANY(ARRAY(SELECT w.effect_key FROM rehydrate_wait w WHERE w.run_id = r.id AND w.status = 'open'))",
@@ -241,11 +245,11 @@ def _reading(
         found = pick.replace("%(", f"%({part}").replace(f"%({part}offset)s", "%(offset)s")
         which = f"({found} LIMIT 1)" if one else f"ANY(ARRAY({found} LIMIT %({part}limit)s))"
     else:
-        which = f"%({part}id)s" if one else f"ANY(%({part}ids)s)"
+        which = f"%({part}id)s::uuid" if one else f"ANY(%({part}ids)s::uuid[])"
     if by_wait:
         which = f"ANY(ARRAY(SELECT w.run_id FROM rehydrate_wait w WHERE w.id = {which}))"
     return f"""
-SELECT '{part}', to_jsonb(r)::text, to_jsonb(clock_timestamp() + %(offset)s::interval)::text,
+SELECT '{part}', to_jsonb(r)::text, r.revision::text, to_jsonb(clock_timestamp() + %(offset)s::interval)::text,
        (SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = r.workspace_id AND f.name = r.flow)::text,
        (SELECT jsonb_agg(to_jsonb(w))::text FROM rehydrate_wait w WHERE w.run_id = r.id {some_waits}),
        CASE WHEN r.effect_count > 0 THEN
@@ -256,7 +260,7 @@ SELECT '{part}', to_jsonb(r)::text, to_jsonb(clock_timestamp() + %(offset)s::int
 
 def lock_runs(ids: Sequence[str]) -> None:
     """For the rest of the transaction, in the order of their ids."""
-    sql.texts(_LOCK, [[UUID(run_id) for run_id in ids]])
+    sql.texts(_LOCK, [list(ids)])
 
 
 def load_runs(ids: list[str], *, lock: bool = True, **wanted: Any) -> dict[str, Loaded]:
@@ -320,7 +324,7 @@ def _shape(want: Wanted) -> tuple[Any, ...]:
 
 def _asked(part: str, wants: Sequence[Wanted]) -> tuple[str, dict[str, Any]]:
     """The statement for runs that are wanted alike, and its parameters, but for the clock's offset."""
-    want, ids = wants[0], [UUID(run_id) for want in wants for run_id in want.ids]
+    want, ids = wants[0], [run_id for want in wants for run_id in want.ids]
     statement = _reading(
         pick=want.pick.sql if want.pick is not None else "",
         one=not part and len(ids) <= 1,
@@ -333,9 +337,7 @@ def _asked(part: str, wants: Sequence[Wanted]) -> tuple[str, dict[str, Any]]:
     )
     given: dict[str, Any] = {"id": ids[0] if ids else None, "ids": ids, "limit": len(wants)}
     given.update(want.pick.params if want.pick is not None else {})
-    for name in named:
-        values = [value for want in wants for value in getattr(want, name)]
-        given[name] = [UUID(value) for value in values] if name == "wait_ids" else values
+    given.update((name, [value for want in wants for value in getattr(want, name)]) for name in named)
     return statement, {f"{part}{name}": value for name, value in given.items()}
 
 
@@ -349,7 +351,7 @@ def _share_out(
     """Gives each of those who want alike its run, of what was read for them."""
     picking = wants[0][1].pick is not None
     places = [i for i, _ in wants] if picking else []
-    by_id = {str(UUID(named)): i for i, want in reversed(wants) for named in want.ids}
+    by_id = {named: i for i, want in reversed(wants) for named in want.ids}
     for row in rows:
         try:
             loaded = _loaded_in(row, wants[0][1])
@@ -361,16 +363,16 @@ def _share_out(
         for i in [places.pop(0)] if picking else [by_id[each] for each in ids if each in by_id]:
             found[i] = loaded
     for i, want in wants:
-        if not picking and found[i] is None and by_id[str(UUID(want.ids[0]))] != i:
+        if not picking and found[i] is None and by_id[want.ids[0]] != i:
             found[i] = SameRun()
 
 
 def _loaded_in(row: sql.Row, want: Wanted) -> Loaded:
-    text, now, at, waits, effects, right, staff, refs, decisions, opaque = row
+    text, revision, now, at, waits, effects, right, staff, refs, decisions, opaque = row
     assert text is not None
     number = int(at or 0)
-    marks, run = _struct(text, Run)
-    sealed = [marks.sealed is not None]
+    sealed: list[bool] = []
+    (run,) = structs(f"[{text}]", Run, sealed)
     state = State(
         run,
         {wait.key: wait for wait in structs(waits, Wait, sealed)},
@@ -387,7 +389,7 @@ def _loaded_in(row: sql.Row, want: Wanted) -> Loaded:
         number,
         policy,
         policy if run.policy == number else policy_of(run.workspace_id, run.flow, run.policy),
-        marks.revision,
+        int(revision or 0),
         people_in(staff) if want.people else None,
         any(sealed),
         _number(right),
@@ -407,35 +409,24 @@ def people_in(rows: str | None) -> People:
     return People(groups=groups, reviewers=sorted(reviewers))
 
 
-class _Marks(Struct):
-    """What a row has beside its struct's fields."""
-
-    sealed: str | None = None
-    revision: int = 0
-
-
 def run_of(row: dict[str, Any]) -> Run:
     """A run's row as it comes from to_jsonb, unsealed."""
     return msgspec.convert(seal.unseal(row, row.get("sealed")), Run)
-
-
-def _struct(row: str, kind: type[T]) -> tuple[_Marks, T]:
-    marks = msgspec.json.decode(row, type=_Marks)
-    if marks.sealed is None:
-        return marks, msgspec.json.decode(row, type=kind)
-    return marks, msgspec.convert(seal.unseal(msgspec.json.decode(row), marks.sealed), kind)
 
 
 def structs(rows: Any, kind: type[T], sealed: list[bool] | None = None) -> list[T]:
     """Rows as they come from to_jsonb, unsealed. Whether any was sealed is added to the list `sealed`."""
     if not rows:
         return []
-    hidden = not isinstance(rows, str) or any(m.sealed for m in msgspec.json.decode(rows, type=list[_Marks]))
-    if sealed is not None:
-        sealed.append(hidden)
-    if not hidden:
+    # As PostgreSQL spells it; agents' data may have fields of that name, and then it takes longer.
+    if isinstance(rows, str) and rows.count('"sealed": ') == rows.count('"sealed": null'):
+        if sealed is not None:
+            sealed.append(False)
         return msgspec.json.decode(rows, type=list[kind])  # type: ignore[valid-type]
-    return [msgspec.convert(seal.unseal(row, row.get("sealed")), kind) for row in _decoded(rows)]
+    loose = _decoded(rows)
+    if sealed is not None:
+        sealed.append(any(row.get("sealed") for row in loose))
+    return [msgspec.convert(seal.unseal(row, row.get("sealed")), kind) for row in loose]
 
 
 # -- timers

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cache
 from typing import Any, Final, TypeVar
-from uuid import UUID
 
 import msgspec
 from django.db import connection, transaction
@@ -87,7 +86,7 @@ def _update(table: type[Model], same: tuple[str, ...], columns: tuple[str, ...],
     run = "id" if table is models.Run else "run_id"
     return (
         f"UPDATE {table._meta.db_table} t SET {sets} FROM jsonb_to_recordset(%s::jsonb) AS x({typed})"
-        f" WHERE t.{run} = ANY(%s) AND {found} {end}"
+        f" WHERE t.{run} = ANY(%s::uuid[]) AND {found} {end}"
     )
 
 
@@ -196,7 +195,7 @@ def save(changes: list[Change]) -> None:
 
     Raises `Overtaken` when a run is not at its change's revision any more. One run then has nothing written; of
     several, which are locked, the caller's transaction must be given up. Raises `TakesTwo` where each statement commits
-    (see `sql.on`).
+    (see `sql.Own`).
     """
     made = _Rows(changes)
     if made.anew and sql.apart():
@@ -284,7 +283,7 @@ class _Rows:
             (outbox.INSERT, outbox.rows(changes)),
             (_INSERT_TIMERS, [row for row in pending if _timer_key(row) not in over]),
         ]
-        self.ids = [UUID(change.after.run.id) for change in changes]
+        self.ids = [change.after.run.id for change in changes]
         self.news = notices.of(changes, due=(dt.datetime.fromisoformat(row["due_at"]) for row in pending))
 
 
@@ -309,7 +308,7 @@ def _write(made: _Rows) -> set[str]:
     steps += [(f"w{i}", step.replace(_SAVED, if_saved)) for i, (step, _) in enumerate(others)]
     params: list[Any] = []
     for step, rows in (*made.runs, *others):
-        params += [_json(rows), made.ids] if "ANY(%s)" in step else [_json(rows)]
+        params += [_json(rows), made.ids] if "ANY(%s::uuid[])" in step else [_json(rows)]
     told = ""
     sent = next((f"w{i}" for i, (step, _) in enumerate(others) if step is outbox.INSERT), None)
     if made.news or sent:
@@ -327,7 +326,8 @@ def _json(rows: Rows) -> str:
 
 _TIMER_SOURCE: Final = "jsonb_populate_recordset(null::rehydrate_timer, %s::jsonb) x"
 _TIMER_SAME: Final = (
-    "t.run_id = ANY(%s) AND t.run_id = x.run_id AND t.kind = x.kind AND t.subject = x.subject AND t.fired_at IS NULL"
+    "t.run_id = ANY(%s::uuid[]) AND t.run_id = x.run_id AND t.kind = x.kind AND t.subject = x.subject"
+    " AND t.fired_at IS NULL"
 )
 _FIRE_TIMERS: Final = (
     f"UPDATE rehydrate_timer t SET fired_at = x.fired_at FROM {_TIMER_SOURCE} WHERE {_TIMER_SAME} AND {_SAVED}"

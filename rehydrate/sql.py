@@ -54,34 +54,28 @@ def texts(statement: str, params: Mapping[str, Param] | Sequence[Param] = ()) ->
 _here: Final = threading.local()
 
 
-@contextmanager
-def on(own: psycopg.Connection) -> Iterator[None]:
-    """In this thread `texts` goes to this connection, which commits each statement, and raises psycopg's own errors."""
-    _here.connection = own
-    try:
-        yield
-    finally:
-        _here.connection = None
-
-
 #: It serves several: so it does not wait long for a row that somebody holds. Its statements are always the same few,
 #: whose plans are good for any values.
 _OWN: Final = "-c lock_timeout=50ms -c timezone=UTC -c plan_cache_mode=force_generic_plan"
 
 
 class Own:
-    """Connections of this process beside Django's: made when they are needed, and kept until they break."""
+    """Connections of this process beside Django's: made when they are needed, and kept until they break.
+
+    Each statement commits by itself, and what is raised are psycopg's own errors.
+    """
 
     def __init__(self) -> None:
         self._idle: list[psycopg.Connection] = []
 
     @contextmanager
-    def one(self) -> Iterator[psycopg.Connection]:
-        """For the thread's own use. Raises psycopg's errors."""
-        own = self._idle.pop() if self._idle else self._connect()
+    def used(self) -> Iterator[psycopg.Connection]:
+        """Here, in this thread, `texts` goes to one of them."""
+        own = _here.connection = self._idle.pop() if self._idle else self._connect()
         try:
             yield own
         finally:
+            _here.connection = None
             if not own.closed:
                 self._idle.append(own)
 

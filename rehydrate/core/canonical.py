@@ -23,7 +23,9 @@ def instant(when: None) -> None: ...
 def instant(when: datetime | None) -> str | None: ...
 def instant(when: datetime | None) -> str | None:
     """RFC 3339 in UTC with a Z and microseconds as they are: the one spelling in hashes, payloads and answers."""
-    return None if when is None else when.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if when is None:
+        return None
+    return f"{(when if when.tzinfo is UTC else when.astimezone(UTC)).isoformat()[:-6]}Z"  # without +00:00
 
 
 _encoder: Final = msgspec.json.Encoder(order="sorted")

@@ -5,11 +5,11 @@ Each row of the table is one function below, in the table's order; all that appl
 the outcome.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, Final, Literal
 
+import msgspec
 from msgspec import Struct
 
 from rehydrate.core import conditions
@@ -452,7 +452,7 @@ def recommended(state: State, verdict: Verdict) -> dict[str, Any]:
     buttons: list[dict[str, Any]] = []
     if not state.run.ended:
         buttons = _buttons(state, verdict)
-    unique = {json.dumps(button, sort_keys=True): button for button in buttons}
+    unique = {msgspec.json.encode(button): button for button in buttons}
     return {
         "sentence": _recommended_sentence(state, verdict),
         "why": " ".join(reason.message for reason in verdict.reasons),

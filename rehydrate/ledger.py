@@ -237,8 +237,7 @@ AT_MOST: Final = 40
 
 
 def _together(step: _Step) -> Any:
-    picks = isinstance(step.wanted, Wanted) and step.wanted.pick is not None
-    (_picking if picks else _group).join(step)
+    _group_of(step.wanted).join(step)
     if step.alone:
         return _alone(step)
     if step.error is not None:
@@ -288,9 +287,15 @@ def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
 
 
 own_connections: Final = sql.Own()
-_group: Final = Group[_Step](_carry_out, at_most=AT_MOST)
-#: Who picks what nobody has picked yet does so one after the other, beside the rest.
-_picking: Final = Group[_Step](_carry_out, at_most=AT_MOST)
+#: Those who read alike go together, beside the others: their statements are simpler. And who picks what nobody has
+#: picked yet does so one after the other.
+_groups: Final = {kind: Group[_Step](_carry_out, at_most=AT_MOST) for kind in ("new", "picked", "by wait", "by id")}
+
+
+def _group_of(wanted: Wanted | Site) -> Group[_Step]:
+    if isinstance(wanted, Site):
+        return _groups["new"]
+    return _groups["picked" if wanted.pick is not None else "by wait" if wanted.by_wait else "by id"]
 
 
 # -- one change

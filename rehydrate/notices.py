@@ -15,7 +15,7 @@ import msgspec
 
 from rehydrate.core.state import Run, State
 
-CHANNEL: Final = "rehydrate"
+CHANNEL: Final = "rehydrate_"
 #: The first half of the advisory locks' keys; a kind is the second.
 LOCKS: Final = 0x72656879
 
@@ -32,6 +32,11 @@ class Kind(IntEnum):
     CHANGED = 2  # {workspace: [run ids], or null for too many to name}; null: anything
     TIMER = 3  # something becomes due within HORIZON
     DELIVERY = 4  # something is to be delivered
+
+    @property
+    def channel(self) -> str:
+        """Each has its own: whoever waits for one is not disturbed by the others."""
+        return f"{CHANNEL}{int(self)}"
 
 
 class Change(Protocol):
@@ -98,12 +103,11 @@ def tell(deliveries: str | None = None, *, saved: str | None = None) -> str:
     """
     more = f" UNION ALL SELECT {Kind.DELIVERY:d}, '{Kind.DELIVERY:d}null' WHERE EXISTS (SELECT FROM {deliveries})"
     return (
-        f"SELECT pg_notify('{CHANNEL}', string_agg(part, E'\\n') || E'\\n#' || clock_timestamp())"
+        f"SELECT count(pg_notify('{CHANNEL}' || kind, part || E'\\n#' || clock_timestamp()))"
         " FROM (SELECT kind, part FROM jsonb_to_recordset(%s::jsonb) AS x(kind int, part text)"
         f"{more if deliveries else ''}) told"
         f" WHERE {f'EXISTS (SELECT FROM {saved}) AND ' if saved else ''}"
         f"CASE WHEN pg_try_advisory_lock({LOCKS}, kind) THEN NOT pg_advisory_unlock({LOCKS}, kind) ELSE true END"
-        " HAVING count(*) > 0"
     )
 
 

@@ -424,8 +424,10 @@ def _envelope(draft: Draft, found: verdict.Verdict) -> Json:
 def claim(caller: Caller, body: cmd.Claim) -> Json | None:
     """The next ready run of some flows with its lease, waiting up to `wait` seconds; None when there is none."""
     workspace, flows = _may_claim(caller, body)
-    if not body.wait:
-        return _claim_once(caller, workspace, flows, body)
+    if not body.wait or not wakeups.anybody_waits(_ready_topics(workspace, flows)):
+        found = _claim_once(caller, workspace, flows, body)
+        if found is not None or not body.wait:
+            return found
     with ear_for_claim(caller, body) as ear:
         return wakeups.look_until(ear, body.wait, lambda: _claim_once(caller, workspace, flows, body))
 
@@ -441,12 +443,16 @@ def _may_claim(caller: Caller, body: cmd.Claim) -> tuple[str, tuple[str, ...] | 
     return workspace, flows
 
 
+def _ready_topics(workspace: str, flows: tuple[str, ...] | None) -> list[wakeups.Topic]:
+    return [wakeups.ready(workspace, flow) for flow in (flows if flows is not None else (None,))]
+
+
 def ear_for_claim(caller: Caller, body: cmd.Claim) -> wakeups.Ear:
     """Hears of runs that this claim could get; agents that could get the same ones are a group. Refuses as it would."""
     workspace, flows = _may_claim(caller, body)
     agent = body.agent
     readable = (agent.version, tuple(agent.reads)) if agent is not None else None
-    topics = [wakeups.ready(workspace, None)] if flows is None else [wakeups.ready(workspace, flow) for flow in flows]
+    topics = _ready_topics(workspace, flows)
     return wakeups.listen(*topics, group=(flows, readable), room=wakeups.AGENTS)
 
 

@@ -217,6 +217,11 @@ class Listener:
             self._wake_later([ear])
         self._poke()
 
+    def waits(self, topics: Iterable[Topic]) -> bool:
+        """Whether somebody waits for one of them already."""
+        with self._lock:
+            return any(topic in self._ears for topic in topics)
+
     def stamp(self, ear: Ear) -> Hashable:
         """As long as it is the same, nothing has changed in the ear's workspaces. None: that is not known.
 
@@ -408,7 +413,6 @@ class Listener:
             try:
                 with _connect() as conn:
                     conn.add_notify_handler(self._on_notify)
-                    conn.execute(f"LISTEN {notices.CHANNEL}")
                     self.pid, failures = conn.info.backend_pid, 0
                     self._serve(conn)
             except psycopg.Error as error:
@@ -453,8 +457,8 @@ class Listener:
                 self._glance()
                 conn.pgconn.consume_input()
                 while (notify := conn.pgconn.notifies()) is not None:
-                    payload = notify.extra.decode()
-                    self._on_notify(psycopg.Notify(notices.CHANNEL, payload, notify.be_pid))
+                    heard = psycopg.Notify(notify.relname.decode(), notify.extra.decode(), notify.be_pid)
+                    self._on_notify(heard)
 
     def _arm(self, conn: psycopg.Connection[Any]) -> None:
         """Holds the lock of each kind that somebody waits for, or did a while ago, so that it is told."""
@@ -467,9 +471,11 @@ class Listener:
         if not new and not old:
             return
         for kind in new:
+            conn.execute(f"LISTEN {kind.channel}")
             conn.execute("SELECT pg_advisory_lock_shared(%s, %s)", [notices.LOCKS, int(kind)])
         for kind in old:
             conn.execute("SELECT pg_advisory_unlock_shared(%s, %s)", [notices.LOCKS, int(kind)])
+            conn.execute(f"UNLISTEN {kind.channel}")
         with self._lock:
             self._armed = wanted
             self._changed.notify_all()
@@ -554,6 +560,11 @@ def listen(*topics: Topic, group: Hashable = None, room: str | None = None) -> E
     In a `room` that is full its `wait` is over at once.
     """
     return Ear(listener(), topics, group, room)
+
+
+def anybody_waits(topics: Iterable[Topic]) -> bool:
+    """Whether a thread of this process waits for one of them. Where nobody does, looking comes before listening."""
+    return listener().waits(topics)
 
 
 def served(topic: Topic) -> None:

@@ -113,7 +113,7 @@ def test_it_is_told_with_the_commit_and_never_without(
     page = Waiting(threads, wakeups.run(run.id))
     page.looked()  # the second look of the first page that listens
     with psycopg.connect(**_params(), autocommit=True) as witness:
-        witness.execute(f"LISTEN {notices.CHANNEL}")
+        witness.execute(f"LISTEN {notices.Kind.CHANGED.channel}")
         with transaction.atomic():
             run.append(ev("note", text="undone"))
             transaction.set_rollback(True)
@@ -138,7 +138,7 @@ def test_nobody_is_told_what_nobody_waits_for(cast: Cast) -> None:
         # The server of an earlier test still listens for those who were there a minute ago.
         gone = wakeups.LINGER * 2
         eventually(lambda: not witness.execute(listening, ready).fetchall(), within=gone, what="that nobody listens")
-        witness.execute(f"LISTEN {notices.CHANNEL}")
+        witness.execute(f"LISTEN {notices.Kind.READY.channel}")
         run = cast.open()
         run.append(checkpoint(), ev("note", text="x"))
         run.release()

@@ -289,13 +289,13 @@ def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
 own_connections: Final = sql.Own()
 #: Those who read alike go together, beside the others: their statements are simpler. And who picks what nobody has
 #: picked yet does so one after the other.
-_groups: Final = {kind: Group[_Step](_carry_out, at_most=AT_MOST) for kind in ("new", "picked", "by wait", "by id")}
+groups: Final = {kind: Group[_Step](_carry_out, at_most=AT_MOST) for kind in ("new", "picked", "by wait", "by id")}
 
 
 def _group_of(wanted: Wanted | Site) -> Group[_Step]:
     if isinstance(wanted, Site):
-        return _groups["new"]
-    return _groups["picked" if wanted.pick is not None else "by wait" if wanted.by_wait else "by id"]
+        return groups["new"]
+    return groups["picked" if wanted.pick is not None else "by wait" if wanted.by_wait else "by id"]
 
 
 # -- one change

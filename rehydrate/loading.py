@@ -6,7 +6,7 @@ A row decodes into the struct of its name (core/state.py): a projection is nothi
 import datetime as dt
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from django.db import connection
@@ -69,6 +69,37 @@ SELECT jsonb_agg(jsonb_build_array(g.name, to_jsonb(g.roles), u.username)) FROM 
     WHERE u.is_active AND g.workspace_id ="""
 
 
+def _people(workspace: str) -> str:
+    """Those of a workspace, as a value within a statement; `_SAME` where no rights changed since they were read."""
+    known = f"{rights.NUMBER} = %(people_at)s::bigint AND {workspace} = ANY(%(people_of)s::uuid[])"
+    return f"CASE WHEN {known} THEN '{_SAME}' ELSE ({PEOPLE} {workspace})::text END"
+
+
+_SAME: Final = "same"
+#: Of so many workspaces the people are kept.
+_KEPT: Final = 50
+#: The number of rights, and whose people were read at it, by workspace.
+_people_at: tuple[int, dict[str, People]] | None = None
+
+
+def _common() -> dict[str, Any]:
+    """Parameters of every statement that reads runs. What a transaction has not committed yet is nothing to rely on."""
+    kept = None if connection.in_atomic_block else _people_at
+    at, of = kept if kept is not None else (None, {})
+    return {"offset": clock.interval(), "people_at": at, "people_of": list(of), "kept": of}
+
+
+def _people_in(text: str | None, workspace: str, number: int | None, common: dict[str, Any]) -> People:
+    global _people_at
+    if text == _SAME:
+        return cast(People, common["kept"][workspace])
+    found = people_in(text)
+    if number is not None and not connection.in_atomic_block:
+        kept = _people_at[1] if _people_at is not None and _people_at[0] == number else {}
+        _people_at = number, {**(kept if len(kept) < _KEPT else {}), workspace: found}
+    return found
+
+
 class Ground(Struct, frozen=True):
     """What a run is opened on: the time, its flow's newest policy, those who may decide; or the run that is there."""
 
@@ -92,7 +123,7 @@ _END: Final = "FROM unnest(%(workspaces)s::uuid[], %(flows)s::text[], %(external
 _GROUNDS: Final = f"""
 SELECT 'ground', a.n::text, to_jsonb(clock_timestamp() + %(offset)s::interval)::text,
        (SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = w.id AND f.name = a.flow)::text,
-       ({PEOPLE} w.id)::text,
+       {_people("w.id")},
        (SELECT r.id FROM rehydrate_run r
          WHERE r.workspace_id = w.id AND r.flow = a.flow AND r.external_id = a.external_id)::text,
        {rights.NUMBER}::text
@@ -104,8 +135,8 @@ _GROUNDS_AMONG: Final = _GROUNDS.replace(_END, f", NULL, NULL, NULL, NULL, NULL 
 
 def ground(site: Site) -> Ground:
     """All that opening a run needs to know. One statement."""
-    (row,) = sql.texts(_GROUNDS, {**_sites([site]), "offset": clock.interval()})
-    return _ground_in(row[2:], site)
+    (row,) = sql.texts(_GROUNDS, {**_sites([site]), **(common := _common())})
+    return _ground_in(row[2:], site, common)
 
 
 def _sites(sites: list[Site]) -> dict[str, Any]:
@@ -116,11 +147,12 @@ def _sites(sites: list[Site]) -> dict[str, Any]:
     }
 
 
-def _ground_in(row: sql.Row, site: Site) -> Ground:
+def _ground_in(row: sql.Row, site: Site, common: dict[str, Any]) -> Ground:
     now, at, people, known, right, *_ = row
     number = int(at or 0)
     policy = policy_of(site.workspace, site.flow, number)
-    return Ground(_instant(now), number, policy, people_in(people), known, _number(right))
+    staff = _people_in(people, site.workspace, _number(right), common)
+    return Ground(_instant(now), number, policy, staff, known, _number(right))
 
 
 def _number(text: str | None) -> int | None:
@@ -150,8 +182,10 @@ def workspace_slug(workspace: str) -> str:
 
 def forget() -> None:
     """For tests, whose databases come and go within one process."""
+    global _people_at
     _policies.clear()
     _slugs.clear()
+    _people_at = None
 
 
 def _decoded(value: Any) -> Any:
@@ -254,7 +288,7 @@ SELECT '{part}', to_jsonb(r)::text, r.revision::text, to_jsonb(clock_timestamp()
        (SELECT jsonb_agg(to_jsonb(w))::text FROM rehydrate_wait w WHERE w.run_id = r.id {some_waits}),
        CASE WHEN r.effect_count > 0 THEN
          (SELECT jsonb_agg(to_jsonb(e))::text FROM rehydrate_effect e WHERE e.run_id = r.id {some_effects}) END,
-       {rights.NUMBER}::text, {f"({PEOPLE} r.workspace_id)::text" if people else "NULL"},
+       {rights.NUMBER}::text, {_people("r.workspace_id") if people else "NULL"},
        {_HISTORY if history else "NULL, NULL, NULL"} FROM rehydrate_run r WHERE r.id = {which}"""
 
 
@@ -275,16 +309,16 @@ def load_runs(ids: list[str], *, lock: bool = True, **wanted: Any) -> dict[str, 
     if lock:
         lock_runs(ids)
     statement, params = _asked("", [want])
-    rows = sql.texts(statement, {**params, "offset": clock.interval()})
-    found = (_loaded_in(row[1:], want) for row in rows)
+    rows = sql.texts(statement, {**params, **(common := _common())})
+    found = (_loaded_in(row[1:], want, common) for row in rows)
     return {loaded.state.run.id: loaded for loaded in found}
 
 
 def load_run(want: Wanted) -> Loaded | None:
     """The one run that is wanted, without a lock."""
     statement, params = _asked("", [want])
-    for row in sql.texts(statement, {**params, "offset": clock.interval()}):
-        return _loaded_in(row[1:], want)
+    for row in sql.texts(statement, {**params, **(common := _common())}):
+        return _loaded_in(row[1:], want, common)
     return None
 
 
@@ -306,13 +340,13 @@ def load_together(wants: Sequence[Wanted | Site]) -> list[Loaded | Ground | Exce
         asked.append((_GROUNDS_AMONG, _sites([site for _, site in sites])))
     params = {name: value for _, given in asked for name, value in given.items()}
     rows: dict[str | None, list[sql.Row]] = {}
-    for part, *row in sql.texts(" UNION ALL ".join(text for text, _ in asked), {**params, "offset": clock.interval()}):
+    for part, *row in sql.texts(" UNION ALL ".join(text for text, _ in asked), {**params, **(common := _common())}):
         rows.setdefault(part, []).append(tuple(row))
     for place, *ground_row in rows.get("ground", []):
         i, site = sites[int(place or 0) - 1]
-        found[i] = _ground_in(tuple(ground_row), site)
+        found[i] = _ground_in(tuple(ground_row), site, common)
     for part, places in parts:
-        _share_out(places, rows.get(part, []), found)
+        _share_out(places, rows.get(part, []), found, common)
     return found
 
 
@@ -323,7 +357,7 @@ def _shape(want: Wanted) -> tuple[Any, ...]:
 
 
 def _asked(part: str, wants: Sequence[Wanted]) -> tuple[str, dict[str, Any]]:
-    """The statement for runs that are wanted alike, and its parameters, but for the clock's offset."""
+    """The statement for runs that are wanted alike, and its parameters, but for those that are common to all."""
     want, ids = wants[0], [run_id for want in wants for run_id in want.ids]
     statement = _reading(
         pick=want.pick.sql if want.pick is not None else "",
@@ -346,7 +380,10 @@ class SameRun(Exception):
 
 
 def _share_out(
-    wants: list[tuple[int, Wanted]], rows: list[sql.Row], found: list[Loaded | Ground | Exception | None]
+    wants: list[tuple[int, Wanted]],
+    rows: list[sql.Row],
+    found: list[Loaded | Ground | Exception | None],
+    common: dict[str, Any],
 ) -> None:
     """Gives each of those who want alike its run, of what was read for them."""
     picking = wants[0][1].pick is not None
@@ -354,7 +391,7 @@ def _share_out(
     by_id = {named: i for i, want in reversed(wants) for named in want.ids}
     for row in rows:
         try:
-            loaded = _loaded_in(row, wants[0][1])
+            loaded = _loaded_in(row, wants[0][1], common)
         except Exception as error:  # nobody knows whose it is: each of those who got none reads alone
             for i, _ in wants:
                 found[i] = found[i] or error
@@ -367,7 +404,7 @@ def _share_out(
             found[i] = SameRun()
 
 
-def _loaded_in(row: sql.Row, want: Wanted) -> Loaded:
+def _loaded_in(row: sql.Row, want: Wanted, common: dict[str, Any]) -> Loaded:
     text, revision, now, at, waits, effects, right, staff, refs, decisions, opaque = row
     assert text is not None
     number = int(at or 0)
@@ -390,13 +427,12 @@ def _loaded_in(row: sql.Row, want: Wanted) -> Loaded:
         policy,
         policy if run.policy == number else policy_of(run.workspace_id, run.flow, run.policy),
         int(revision or 0),
-        people_in(staff) if want.people else None,
+        _people_in(staff, run.workspace_id, _number(right), common) if want.people else None,
         any(sealed),
         _number(right),
     )
 
 
-@lru_cache(maxsize=100)
 def people_in(rows: str | None) -> People:
     """The people that `PEOPLE` found: those with the reviewer's role, by group."""
     able = {"reviewer", "operator", "admin"}

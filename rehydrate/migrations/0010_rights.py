@@ -5,7 +5,8 @@ has the same value twice, not even after a backup was restored or the table empt
 under the number that comes next. So it is the time, or where that does not go on, one more. It is raised within the
 transaction of the change; those who change rights at the same time take turns.
 
-What counts of an update are the columns that a caller is made of: not when a key was last used, or a person signed in.
+What counts of an update are the columns that a caller, or who may decide, is made of: not when a key was last used, or a
+person signed in.
 """
 
 from typing import Final
@@ -17,7 +18,7 @@ from django.db import migrations
 TABLES: Final = {
     "rehydrate_apikey": "id, kind, name, prefix, digest, workspace_id, user_id, flows, scopes, revoked_at",
     "auth_user": "id, username, first_name, last_name, is_active, is_superuser",
-    "rehydrate_group": "id, workspace_id, roles",
+    "rehydrate_group": "id, workspace_id, name, roles",
     "rehydrate_membership": "id, group_id, user_id",
     "rehydrate_workspace": "id",
 }

@@ -24,12 +24,14 @@ from rehydrate.supervisor import preparation, probes
 from rehydrate.supervisor.service import Service, say
 from rehydrate.supervisor.watcher import SELF, StartError, Stopped, Watcher
 
-WEB_WORKERS = 2
+WEB_WORKERS = max(1, len(os.sched_getaffinity(0)) // 2)
+"""One for two processors: PostgreSQL works about as long for a request as Python, and the more of those that come at
+one instant meet in one process, the more is done together (see `group_commit`)."""
 WEB_POOL = 12
 """Connections a worker pools."""
-WEB_WAITING_AGENTS, WEB_WAITING_PAGES = 340, 160
-"""Long polls that may wait in a worker: those of 500 agents and 200 pages, spread by chance, and some more."""
-WEB_THREADS = 600
+WEB_WAITING_AGENTS, WEB_WAITING_PAGES = 560, 240
+"""Long polls that may wait in a worker: those of 500 agents and 200 pages, and some more."""
+WEB_THREADS = 900
 """Threads a worker, which are started when they are needed. A long poll that waits holds one, asleep and without a
 connection: measured, 700 of them cost 0.2 MB each and no processor time until they ask anew. The hundred above the
 places are for everything else, so that those who wait never keep a decision waiting. An asyncio front that would hold

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from rehydrate import engine, projections, services, signals, sweep, verify
+from rehydrate import engine, loading, projections, services, signals, sweep, verify
 from rehydrate.callers import for_user
 from rehydrate.core.refusals import Refusal
 from rehydrate.models import Decision, Group, LedgerEvent, Membership, Signal
@@ -401,3 +401,24 @@ def test_a_second_sweeper_passes_over_what_the_first_one_holds(cast: Cast, clock
     go_on()
     assert sweeping.result() == 1
     whole(held, free)
+
+
+def test_who_may_decide_is_known_until_anybodys_rights_change(cast: Cast) -> None:
+    """Those of a workspace are read once; whoever leaves is out, and whoever joins is in, with the next decision."""
+    first, second, third = (cast.open() for _ in range(3))
+    for run in (first, second, third):
+        run.pause(approval())
+    first.decide("legal", "approve")
+    kept = loading._people_at
+    assert kept is not None
+    assert kept[1][str(cast.workspace.pk)].groups["legal"] == ["alice", "bob"]
+    Membership.objects.filter(user__username="alice").delete()
+    with pytest.raises(Refusal) as refusal:
+        second.decide("legal", "approve")
+    assert refusal.value.code == "not_eligible"
+    carol = User.objects.create_user("carol")
+    Membership.objects.create(group=Group.objects.get(workspace=cast.workspace, name="legal"), user=carol)
+    cast.people["carol"] = for_user(carol, channel="api")
+    third.decide("legal", "approve", by="carol")
+    assert third.wait("legal").status == "satisfied"
+    whole(first, second, third)

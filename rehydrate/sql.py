@@ -81,7 +81,7 @@ class Own:
 
     def _connect(self) -> psycopg.Connection:
         given = connections[DEFAULT_DB_ALIAS].get_connection_params()
-        given["options"] = f"{given['options']} {_OWN}"
+        given |= {"options": f"{given['options']} {_OWN}", "application_name": "rehydrate group commit"}
         return psycopg.connect(**given, autocommit=True)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from django.db import connection
 
+from rehydrate.notices import Kind
 from tests.conftest import ROOT, Server, end, eventually, start_web
 from tests.contract.driver import CAST, Agent, HttpTransport, World, approval, order, paused
 
@@ -90,6 +91,7 @@ def test_those_who_wait_hold_no_connection(bot: Agent, live_server: Server, thre
     eventually(lambda: listening(live_server) == 1, within=60, what="the listening connection")
     eventually(lambda: sessions("rehydrate", "idle") == 0, what="that no connection is in use")
     assert sessions("rehydrate") <= 8 + 1  # this test's own session is one of the application, too
+    assert sessions("rehydrate group commit") <= 4  # one for each kind of what is done together
     assert not any(one.done() for one in waiting)
     bot.world.person("alice").approve(run.wait("legal-approval"))
     eventually(lambda: any(one.done() for one in waiting), within=30, what="the envelope")
@@ -186,7 +188,7 @@ def test_a_forked_worker_hears_for_itself(live_server: Server) -> None:
         assert process.stdout is not None
         assert sorted(process.stdout.readline() for _ in range(2)) == ["child listens\n", "parent listens\n"]
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_notify('rehydrate', '3null')")
+            cursor.execute("SELECT pg_notify(%s, '3null')", [Kind.TIMER.channel])
         assert sorted(process.stdout.readline() for _ in range(2)) == ["child told\n", "parent told\n"]
         assert process.wait(30) == 0
     finally:

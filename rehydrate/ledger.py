@@ -9,7 +9,8 @@ refusal.
 """
 
 import logging
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Final, Literal, TypeVar
 from uuid import UUID
@@ -53,7 +54,7 @@ class NeedsLock(Exception):
 Rescue = Callable[[Draft, Refusal], None]
 
 
-class _Step(Member):
+class _Step(Member, ABC):
     """What one caller asks for, and in the end what became of it: `outcome`, or the `error` to raise."""
 
     def __init__(self, wanted: Wanted | Site) -> None:
@@ -63,9 +64,9 @@ class _Step(Member):
         self.error: Exception | None = None
         self.alone = False  # it could not be done together with others
 
+    @abstractmethod
     def decide(self, found: Any) -> Change | None:
         """Decides on what was read, and gives what is to be saved. May be carried out more than once."""
-        raise NotImplementedError
 
 
 class _Changing(_Step):
@@ -217,7 +218,8 @@ def _alone(step: _Step, *, lock: bool = False) -> Any:
 
 def _read(wanted: Wanted | Site, *, lock: bool) -> Loaded | Ground:
     if isinstance(wanted, Site):
-        return loading.ground(wanted)
+        (ground,) = loading.grounds([wanted])
+        return ground
     by_wait = wanted.by_wait
     if lock:
         if by_wait:
@@ -256,9 +258,16 @@ def _carry_out(steps: list[_Step]) -> None:
         log.debug("done alone", exc_info=True)  # and there it is raised, if it is more than a passing trouble
 
 
+def _read_together(steps: list[_Step]) -> Sequence[Loaded | Ground | Exception | None]:
+    """What each of them wants; those of a group are of one kind (see `_group_of`)."""
+    if sites := [step.wanted for step in steps if isinstance(step.wanted, Site)]:
+        return loading.grounds(sites)
+    return loading.load_together([step.wanted for step in steps if isinstance(step.wanted, Wanted)])
+
+
 def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
     changes: dict[str, tuple[_Step, Change]] = {}
-    for step, found in zip(steps, loading.load_together([step.wanted for step in steps]), strict=True):
+    for step, found in zip(steps, _read_together(steps), strict=True):
         try:
             if isinstance(found, Exception):
                 continue

@@ -119,36 +119,31 @@ class Site(Struct, frozen=True):
     external_id: str
 
 
-_END: Final = "FROM unnest(%(workspaces)s::uuid[], %(flows)s::text[], %(external_ids)s::text[])"
 _GROUNDS: Final = f"""
-SELECT 'ground', a.n::text, to_jsonb(clock_timestamp() + %(offset)s::interval)::text,
+SELECT a.n::text, to_jsonb(clock_timestamp() + %(offset)s::interval)::text,
        (SELECT f.current FROM rehydrate_flow f WHERE f.workspace_id = w.id AND f.name = a.flow)::text,
        {_people("w.id")},
        (SELECT r.id FROM rehydrate_run r
          WHERE r.workspace_id = w.id AND r.flow = a.flow AND r.external_id = a.external_id)::text,
        {rights.NUMBER}::text
-{_END} WITH ORDINALITY AS a(workspace, flow, external_id, n) JOIN rehydrate_workspace w ON w.id = a.workspace"""
-
-#: With as many columns as reading runs has.
-_GROUNDS_AMONG: Final = _GROUNDS.replace(_END, f", NULL, NULL, NULL, NULL, NULL {_END}")
+FROM unnest(%(workspaces)s::uuid[], %(flows)s::text[], %(external_ids)s::text[])
+    WITH ORDINALITY AS a(workspace, flow, external_id, n) JOIN rehydrate_workspace w ON w.id = a.workspace"""
 
 
-def ground(site: Site) -> Ground:
-    """All that opening a run needs to know. One statement."""
-    (row,) = sql.texts(_GROUNDS, {**_sites([site]), **(common := _common())})
-    return _ground_in(row[2:], site, common)
-
-
-def _sites(sites: list[Site]) -> dict[str, Any]:
-    return {
+def grounds(sites: Sequence[Site]) -> list[Ground]:
+    """All that opening a run at each of these needs to know, in their order. One statement."""
+    given = {
         "workspaces": [site.workspace for site in sites],
         "flows": [site.flow for site in sites],
         "external_ids": [site.external_id for site in sites],
     }
+    common = _common()
+    rows = {int(place or 0): row for place, *row in sql.texts(_GROUNDS, {**given, **common})}
+    return [_ground_in(rows[place], site, common) for place, site in enumerate(sites, 1)]
 
 
-def _ground_in(row: sql.Row, site: Site, common: dict[str, Any]) -> Ground:
-    now, at, people, known, right, *_ = row
+def _ground_in(row: Sequence[str | None], site: Site, common: dict[str, Any]) -> Ground:
+    now, at, people, known, right = row
     number = int(at or 0)
     policy = policy_of(site.workspace, site.flow, number)
     staff = _people_in(people, site.workspace, _number(right), common)
@@ -308,43 +303,36 @@ def load_runs(ids: list[str], *, lock: bool = True, **wanted: Any) -> dict[str, 
         return {}
     if lock:
         lock_runs(ids)
-    statement, params = _asked("", [want])
-    rows = sql.texts(statement, {**params, **(common := _common())})
-    found = (_loaded_in(row[1:], want, common) for row in rows)
-    return {loaded.state.run.id: loaded for loaded in found}
+    return {loaded.state.run.id: loaded for loaded in _read(want)}
 
 
 def load_run(want: Wanted) -> Loaded | None:
     """The one run that is wanted, without a lock."""
+    return next(iter(_read(want)), None)
+
+
+def _read(want: Wanted) -> list[Loaded]:
     statement, params = _asked("", [want])
-    for row in sql.texts(statement, {**params, **(common := _common())}):
-        return _loaded_in(row[1:], want, common)
-    return None
+    rows = sql.texts(statement, {**params, **(common := _common())})
+    return [_loaded_in(row[1:], want, common) for row in rows]
 
 
-def load_together(wants: Sequence[Wanted | Site]) -> list[Loaded | Ground | Exception | None]:
-    """What each of them wants, one run or the ground for one, all in one statement; None where there is no such run.
+def load_together(wants: Sequence[Wanted]) -> list[Loaded | Exception | None]:
+    """The one run that each of them wants, all in one statement; None where there is no such run.
 
     Of those who pick alike each gets another run, and of those who want the same run one. An error where it cannot be
     read like this, and is to be read alone.
     """
-    found: list[Loaded | Ground | Exception | None] = [None] * len(wants)
-    sites = [(i, want) for i, want in enumerate(wants) if isinstance(want, Site)]
+    found: list[Loaded | Exception | None] = [None] * len(wants)
     alike: dict[Any, list[tuple[int, Wanted]]] = {}
     for i, want in enumerate(wants):
-        if isinstance(want, Wanted):
-            alike.setdefault(_shape(want), []).append((i, want))
+        alike.setdefault(_shape(want), []).append((i, want))
     parts = [(f"p{n}_", places) for n, places in enumerate(alike.values())]
     asked = [_asked(part, [want for _, want in places]) for part, places in parts]
-    if sites:
-        asked.append((_GROUNDS_AMONG, _sites([site for _, site in sites])))
     params = {name: value for _, given in asked for name, value in given.items()}
     rows: dict[str | None, list[sql.Row]] = {}
     for part, *row in sql.texts(" UNION ALL ".join(text for text, _ in asked), {**params, **(common := _common())}):
         rows.setdefault(part, []).append(tuple(row))
-    for place, *ground_row in rows.get("ground", []):
-        i, site = sites[int(place or 0) - 1]
-        found[i] = _ground_in(tuple(ground_row), site, common)
     for part, places in parts:
         _share_out(places, rows.get(part, []), found, common)
     return found
@@ -382,7 +370,7 @@ class SameRun(Exception):
 def _share_out(
     wants: list[tuple[int, Wanted]],
     rows: list[sql.Row],
-    found: list[Loaded | Ground | Exception | None],
+    found: list[Loaded | Exception | None],
     common: dict[str, Any],
 ) -> None:
     """Gives each of those who want alike its run, of what was read for them."""

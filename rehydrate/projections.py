@@ -46,10 +46,6 @@ class Overtaken(Exception):
     """Somebody else wrote the run since it was read: nothing was saved."""
 
 
-class TakesTwo(Exception):
-    """A timer is set anew, which takes two statements, and so a transaction: nothing was saved."""
-
-
 # -- writing
 
 
@@ -194,12 +190,9 @@ def save(changes: list[Change]) -> None:
     """Events and projections of many runs, in one statement (two where a timer is set anew), and who waits is told.
 
     Raises `Overtaken` when a run is not at its change's revision any more. One run then has nothing written; of
-    several, which are locked, the caller's transaction must be given up. Raises `TakesTwo` where each statement commits
-    (see `sql.Own`).
+    several, which are locked, the caller's transaction must be given up.
     """
     made = _Rows(changes)
-    if made.anew and sql.apart():
-        raise TakesTwo
     with transaction.atomic(savepoint=False) if made.anew else nullcontext():
         if len(_write(made)) < len(changes):
             raise Overtaken
@@ -211,11 +204,10 @@ def save(changes: list[Change]) -> None:
 def save_each(changes: list[Change]) -> set[str]:
     """As `save`, but each run by itself, though in one statement: the ids of those that nobody overtook.
 
-    Raises `TakesTwo` where any of them does (see `takes_two`).
+    None of them may take two statements (see `takes_two`).
     """
     made = _Rows(sorted(changes, key=lambda change: change.after.run.id))  # so that no two wait for each other's locks
-    if made.anew:
-        raise TakesTwo
+    assert not made.anew, "a timer that is set anew needs a transaction"
     return _write(made)
 
 
@@ -266,10 +258,8 @@ class _Rows:
         # The parts of one statement do not see each other: a timer that is set anew waits until its row before is gone.
         over = {_timer_key(row) for row in (*fired, *gone)}
         self.anew = [row for row in pending if _timer_key(row) in over]
-        self.runs = [
-            *([(_INSERT_RUN, new)] if new else []),
-            *([old.step()] if old.rows else []),
-        ]
+        assert not (new and old.rows), "runs are opened apart from those that are there"
+        self.runs = (_INSERT_RUN, new) if new else old.step()
         self.others: list[tuple[str, Rows]] = [
             (_INSERT_EVENTS, events),
             (_INSERT_WAITS, new_waits),
@@ -299,23 +289,17 @@ def _write(made: _Rows) -> set[str]:
     however small the table was when it was made. The ids of the runs that were as they had been read.
     """
     others = [step for step in made.others if step[1]]
-    if len(made.runs) == 1:
-        steps = [("saved", made.runs[0][0])]
-    else:
-        steps = [(f"r{i}", step) for i, (step, _) in enumerate(made.runs)]
-        steps.append(("saved", " UNION ALL ".join(f"SELECT id FROM {name}" for name, _ in steps)))
     if_saved = _SAVED if len(made.ids) == 1 else _EACH_SAVED
-    steps += [(f"w{i}", step.replace(_SAVED, if_saved)) for i, (step, _) in enumerate(others)]
+    steps = "".join(f", w{i} AS ({step.replace(_SAVED, if_saved)})" for i, (step, _) in enumerate(others))
     params: list[Any] = []
-    for step, rows in (*made.runs, *others):
+    for step, rows in (made.runs, *others):
         params += [_json(rows), made.ids] if "ANY(%s::uuid[])" in step else [_json(rows)]
     told = ""
     sent = next((f"w{i}" for i, (step, _) in enumerate(others) if step is outbox.INSERT), None)
     if made.news or sent:
         told = f", ({notices.tell(sent, saved='saved')})"
         params.append(notices.parts(made.news))
-    parts = ", ".join(f"{name} AS ({step})" for name, step in steps)
-    statement = f"WITH {parts} SELECT (SELECT string_agg(id::text, ' ') FROM saved){told}"
+    statement = f"WITH saved AS ({made.runs[0]}){steps} SELECT (SELECT string_agg(id::text, ' ') FROM saved){told}"
     ((found, *_),) = sql.texts(statement, params)
     return set((found or "").split())
 

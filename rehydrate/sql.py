@@ -16,14 +16,13 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
 from typing import Any, Final
-from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import psycopg
 from django.db import DEFAULT_DB_ALIAS, connections
 from psycopg import errors, pq
 
-Param = str | int | bool | UUID | Sequence[str] | Sequence[UUID] | None
+Param = str | int | bool | Sequence[str] | None
 Row = tuple[str | None, ...]
 
 #: Statements that a connection keeps prepared: there are as many texts as ways of changing a run, which are not many.
@@ -120,7 +119,7 @@ def _numbered(statement: str) -> tuple[str, list[str] | None]:
 def _text(value: Param) -> bytes | None:
     if value is None:
         return None
-    if isinstance(value, str | int | UUID):
+    if isinstance(value, str | int):
         return str(value).encode()
     quoted = ('"' + str(item).replace("\\", "\\\\").replace('"', '\\"') + '"' for item in value)
     return ("{" + ",".join(quoted) + "}").encode()

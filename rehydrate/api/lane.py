@@ -10,7 +10,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from django.conf import settings
 from django.core.handlers.wsgi import WSGIRequest
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import close_old_connections
 from django.http import HttpRequest, HttpResponse
 from django.middleware.security import SecurityMiddleware
 from django.urls import Resolver404, URLPattern, URLResolver, get_resolver, resolve
@@ -88,15 +88,10 @@ def _answer(request: WSGIRequest, operation: Operation, ids: Mapping[str, str]) 
         response = problems.for_exception(error, request)
     finally:
         request.close()
-        give_back()
+        close_old_connections()  # as Django does at the end of each request
     if response.status_code >= 500:
         log_response("%s: %s", response.reason_phrase, request.path, response=response, request=request)
     return response
-
-
-def give_back() -> None:
-    """As Django does at the end of each request: a pooled connection goes back, one that broke is dropped."""
-    connections[DEFAULT_DB_ALIAS].close_if_unusable_or_obsolete()
 
 
 def _always() -> list[tuple[str, str]]:

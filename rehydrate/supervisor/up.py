@@ -24,7 +24,7 @@ from rehydrate.supervisor import preparation, probes
 from rehydrate.supervisor.service import Service, say
 from rehydrate.supervisor.watcher import SELF, StartError, Stopped, Watcher
 
-WEB_WORKERS = max(1, len(os.sched_getaffinity(0)) // 2)
+WEB_WORKERS = max(1, (os.cpu_count() or 2) // 2)
 """One for two processors: PostgreSQL works about as long for a request as Python, and the more of those that come at
 one instant meet in one process, the more is done together (see `group_commit`)."""
 WEB_POOL = 12

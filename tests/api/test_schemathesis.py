@@ -70,7 +70,7 @@ def cast(stage: Cast, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cast]:
     """The cast, as it was made. The application shares the connection, so it must not close it."""
     for limit in (limits.wrong_keys, limits.wrong_hooks, limits.hooks):
         monkeypatch.setattr(limit, "spend", lambda subject: None)
-    monkeypatch.setattr(lane, "give_back", lambda: None)
+    monkeypatch.setattr(lane, "close_old_connections", lambda: None)
     for signal in (request_started, request_finished):
         signal.disconnect(close_old_connections)
     yield stage

@@ -16,11 +16,10 @@ from typing import Any, Final, Literal, TypeVar
 from uuid import UUID
 
 import psycopg
-from django.conf import settings
 from django.db import OperationalError, connection, transaction
 from msgspec.structs import replace
 
-from rehydrate import loading, projections, seal, shapes, signals, sql
+from rehydrate import cooperative, loading, projections, seal, shapes, signals
 from rehydrate.contexts import SYSTEM, context_of, make_context
 from rehydrate.core import decide, waiting
 from rehydrate.core import events as ev
@@ -35,6 +34,7 @@ from rehydrate.models import Signal, Wait, Workspace
 from rehydrate.projections import Change
 from rehydrate.projections import Overtaken as Overtaken  # what callers of `change` may have to heed
 from rehydrate.rights import Outdated, Rights
+from rehydrate.sql import own_connections
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class _Step(Member, ABC):
     """What one caller asks for, and in the end what became of it: `outcome`, or the `error` to raise."""
 
     def __init__(self, wanted: Wanted | Site) -> None:
-        super().__init__()
+        super().__init__(_kind_of(wanted))
         self.wanted = wanted
         self.outcome: Any = None
         self.error: Exception | None = None
@@ -154,7 +154,7 @@ def change(
     `check` looks at the run before anything happens (walls, roles) and raises; `rescue` records what is kept of a
     refused batch (receipts); `keep` gives the rows of opaque state that belong to what was decided; `rights` are
     confirmed before all of it; `reading` says what of the run is read (see `loading.Wanted`). `work` may be carried out
-    more than once, and in another thread. `lock` says that the run is to be locked from the start, since `work` writes
+    more than once, and in another thread or greenlet. `lock` says that the run is to be locked from the start, since `work` writes
     more than the run; or never, and `Overtaken` is for the caller.
     """
     step = _Changing(
@@ -188,17 +188,22 @@ def create(
 
 
 def _carried_out(step: _Step, lock: Lock) -> Any:
-    if lock != "never" and connection.in_atomic_block:
+    on_the_loop = cooperative.on_the_loop()
+    if lock != "never" and not on_the_loop and connection.in_atomic_block:
         return _alone(step, lock=True)
     try:
         if lock == "taken":
             raise NeedsLock
-        return _together(step) if settings.GROUP_COMMIT and not connection.in_atomic_block else _alone(step)
+        return _together(step) if on_the_loop else _alone(step)
     except (Overtaken, NeedsLock):
         if lock == "never":
             raise
-        with transaction.atomic():
-            return _alone(step, lock=True)
+        return cooperative.aside(_locked, step)
+
+
+def _locked(step: _Step) -> Any:
+    with transaction.atomic():
+        return _alone(step, lock=True)
 
 
 def _alone(step: _Step, *, lock: bool = False) -> Any:
@@ -239,9 +244,9 @@ AT_MOST: Final = 40
 
 
 def _together(step: _Step) -> Any:
-    _group_of(step.wanted).join(step)
+    group.join(step)
     if step.alone:
-        return _alone(step)
+        return cooperative.aside(_alone, step)
     if step.error is not None:
         raise step.error
     return step.outcome
@@ -259,7 +264,7 @@ def _carry_out(steps: list[_Step]) -> None:
 
 
 def _read_together(steps: list[_Step]) -> Sequence[Loaded | Ground | Exception | None]:
-    """What each of them wants; those of a group are of one kind (see `_group_of`)."""
+    """What each of them wants; they are of one kind (see `_kind_of`)."""
     if sites := [step.wanted for step in steps if isinstance(step.wanted, Site)]:
         return loading.grounds(sites)
     return loading.load_together([step.wanted for step in steps if isinstance(step.wanted, Wanted)])
@@ -295,16 +300,16 @@ def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
         step.alone, step.error = False, None if run_id in saved else Overtaken()
 
 
-own_connections: Final = sql.Own()
-#: Those who read alike go together, beside the others: their statements are simpler. And who picks what nobody has
-#: picked yet does so one after the other.
-groups: Final = {kind: Group[_Step](_carry_out, at_most=AT_MOST) for kind in ("new", "picked", "by wait", "by id")}
+group: Final = Group[_Step](_carry_out, at_most=AT_MOST)
 
 
-def _group_of(wanted: Wanted | Site) -> Group[_Step]:
+def _kind_of(wanted: Wanted | Site) -> str:
+    """Those who read alike go together: their statements are simpler. And who picks what nobody has picked yet does so
+    one after the other.
+    """
     if isinstance(wanted, Site):
-        return groups["new"]
-    return groups["picked" if wanted.pick is not None else "by wait" if wanted.by_wait else "by id"]
+        return "new"
+    return "picked" if wanted.pick is not None else "by wait" if wanted.by_wait else "by id"
 
 
 # -- one change

@@ -51,14 +51,12 @@ def policy_of(workspace: str, flow: str, number: int) -> FlowPolicy:
         return UNDECLARED
     key = (workspace, flow, number)
     if key not in _policies:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT v.body FROM rehydrate_policyversion v JOIN rehydrate_flow f ON f.id = v.flow_id"
-                " WHERE f.workspace_id = %s AND f.name = %s AND v.number = %s",
-                [workspace, flow, number],
-            )
-            row = cursor.fetchone()
-        _policies[key] = load(_decoded(row[0]))
+        ((body,),) = sql.texts(
+            "SELECT v.body::text FROM rehydrate_policyversion v JOIN rehydrate_flow f ON f.id = v.flow_id"
+            " WHERE f.workspace_id = %s AND f.name = %s AND v.number = %s",
+            [workspace, flow, number],
+        )
+        _policies[key] = load(_decoded(body))
     return _policies[key]
 
 
@@ -168,10 +166,8 @@ _slugs: dict[str, str] = {}
 def workspace_slug(workspace: str) -> str:
     """The workspace's name in answers; it never changes."""
     if workspace not in _slugs:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT slug FROM rehydrate_workspace WHERE id = %s", [workspace])
-            row = cursor.fetchone()
-        _slugs[workspace] = row[0] if row else workspace
+        found = sql.texts("SELECT slug FROM rehydrate_workspace WHERE id = %s", [workspace])
+        _slugs[workspace] = (found[0][0] if found else None) or workspace
     return _slugs[workspace]
 
 

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import IntegrityError, InterfaceError, OperationalError, transaction
 from msgspec.structs import replace
 
-from rehydrate import claims, clock, ledger, loading, seal, selectors, shapes, signals, sweep, wakeups
+from rehydrate import claims, clock, cooperative, ledger, loading, seal, selectors, shapes, signals, sweep, wakeups
 from rehydrate.callers import Caller
 from rehydrate.core import commands as cmd
 from rehydrate.core import decide as core
@@ -52,7 +52,7 @@ def _agent_only(caller: Caller, run_id: str | None = None) -> None:
     """A person gets 404 for a run that is not theirs to see, and 403 for one that is."""
     if caller.kind != "agent":
         if run_id is not None:
-            selectors.require_visible(caller, run_id)
+            cooperative.aside(selectors.require_visible, caller, run_id)
         raise Refusal("forbidden", "This is for agents: use an agent's key.")
 
 
@@ -121,7 +121,7 @@ def open_run(caller: Caller, body: cmd.OpenRun) -> tuple[Json, bool]:
         except IntegrityError:
             continue  # another opened it at the same instant: answer with that one
         if isinstance(draft, str):
-            return _known_run(caller, draft, body), False
+            return cooperative.aside(_known_run, caller, draft, body), False
         state = draft.state
         found = verdict.assess(state, draft.pinned, draft.now)
         whole = shapes.run_whole(
@@ -501,7 +501,7 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
         if caught_up:
             return None
         # Rule 6: a lapsed lease or a due timer counts even if no sweeper came by yet.
-        if sweep.overdue(20, workspace=workspace, flows=flows) == 0:
+        if cooperative.aside(sweep.overdue, 20, workspace=workspace, flows=flows) == 0:
             return None
         caught_up = True
 
@@ -737,7 +737,7 @@ def _wait_change(
 ) -> tuple[Any, Draft, str]:
     wait_id = _uuid(wait_id, "wait")
     if not caller.is_person:
-        _refused_agent(caller, selectors.run_of_wait(caller, wait_id), wait_id, operation)
+        _refused_agent(caller, cooperative.aside(selectors.run_of_wait, caller, wait_id), wait_id, operation)
 
     def check(run: Run) -> None:
         if not caller.sees(run.workspace_id, run.flow):

@@ -132,10 +132,10 @@ EMBEDDED_DATABASE = "DATABASE_URL" not in os.environ or not os.environ["DATABASE
 # The web server's many threads share a pool. Clusters fork, which a pool does not survive: one connection a process.
 _pool = int(os.environ.get("REHYDRATE_DB_POOL") or 0)
 DATABASES = {"default": database_settings(DATABASE_URL, pool=_pool)}
-# What many threads ask for at one instant, one of them carries out for all.
-GROUP_COMMIT = _pool > 0
 
-# Each long poll that waits holds a thread: there must be more threads than places.
+# The web server's threads, which are started when they are needed: for all that its event loop leaves to them.
+WEB_THREADS = int(os.environ.get("REHYDRATE_WEB_THREADS") or 64)
+# Places of long polls. Each page that waits holds a thread: there must be more threads than places.
 WAITING = {room: int(os.environ.get(f"REHYDRATE_WAITING_{room.upper()}") or 0) for room in ("agents", "pages")}
 
 # -- people

@@ -3,16 +3,18 @@ be: prepared once a connection, everything as text. All else goes through Django
 
 Measured for one statement: 35 µs of this process by a cursor, 10 by this; and it waits in one piece, so that a busy
 process does not take turns with itself four times for each. In a transaction, and where queries are recorded (tests),
-it is the cursor all the same, with the same statement and the same text.
+it is the cursor all the same, with the same statement and the same text. On an event loop (see `cooperative`) they go
+to connections of this process's own, beside Django's, and what waits is the request alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from itertools import count
 from typing import Any, Final
@@ -21,6 +23,8 @@ from weakref import WeakKeyDictionary
 import psycopg
 from django.db import DEFAULT_DB_ALIAS, connections
 from psycopg import errors, pq
+
+from rehydrate import cooperative
 
 Param = str | int | bool | Sequence[str] | None
 Row = tuple[str | None, ...]
@@ -40,6 +44,9 @@ def texts(statement: str, params: Mapping[str, Param] | Sequence[Param] = ()) ->
     if (own := apart()) is not None:
         return _carry_out(own, *_given(statement, params))
     django = connections[DEFAULT_DB_ALIAS]
+    if cooperative.on_the_loop():
+        with django.wrap_database_errors, own_connections.used() as own:
+            return _carry_out(own, *_given(statement, params))
     if django.in_atomic_block or django.queries_logged or django.execute_wrappers:
         with django.cursor() as cursor:
             cursor.execute(statement, params)  # type: ignore[arg-type]
@@ -50,8 +57,7 @@ def texts(statement: str, params: Mapping[str, Param] | Sequence[Param] = ()) ->
         return _carry_out(django.connection, *_given(statement, params))
 
 
-_here: Final = threading.local()
-
+_apart: Final[ContextVar[psycopg.Connection | None]] = ContextVar("apart", default=None)
 
 #: It serves several: so it does not wait long for a row that somebody holds. Its statements are always the same few,
 #: whose plans are good for any values.
@@ -69,28 +75,34 @@ class Own:
 
     @contextmanager
     def used(self) -> Iterator[psycopg.Connection]:
-        """Here, in this thread, `texts` goes to one of them."""
-        own = _here.connection = self._idle.pop() if self._idle else self._connect()
+        """Here, in this greenlet or thread, `texts` goes to one of them."""
+        own = self._idle.pop() if self._idle else cooperative.aside(self._connect)
+        before = _apart.set(own)
         try:
             yield own
         finally:
-            _here.connection = None
+            _apart.reset(before)
             if not own.closed:
                 self._idle.append(own)
 
     def _connect(self) -> psycopg.Connection:
         given = connections[DEFAULT_DB_ALIAS].get_connection_params()
         given |= {"options": f"{given['options']} {_OWN}", "application_name": "rehydrate group commit"}
-        return psycopg.connect(**given, autocommit=True)
+        own = psycopg.connect(**given, autocommit=True)
+        own.pgconn.nonblocking = 1  # for who sends; whoever calls in one piece is not concerned
+        return own
 
     def close(self) -> None:
         while self._idle:
             self._idle.pop().close()
 
 
+own_connections: Final = Own()
+
+
 def apart() -> psycopg.Connection | None:
-    """The connection that `texts` goes to in this thread instead of Django's."""
-    return getattr(_here, "connection", None)
+    """The connection that `texts` goes to here instead of Django's."""
+    return _apart.get()
 
 
 def _given(statement: str, params: Mapping[str, Param] | Sequence[Param]) -> tuple[str, list[bytes | None]]:
@@ -141,16 +153,62 @@ def _carry_out(conn: psycopg.Connection, text: str, params: list[bytes | None]) 
 
 
 def _result(conn: psycopg.Connection, names: OrderedDict[str, bytes], text: str, params: list[bytes | None]) -> Any:
+    pgconn = conn.pgconn
     if (name := names.get(text)) is None:
         if len(names) >= KEPT:
             _, oldest = names.popitem(last=False)
-            _checked(conn, conn.pgconn.exec_(b"DEALLOCATE " + oldest))
+            _checked(conn, _waited(conn, pgconn.exec_, pgconn.send_query, b"DEALLOCATE " + oldest))
         name = f"kept_{next(_numbers)}".encode()
-        _checked(conn, conn.pgconn.prepare(name, text.encode()))
+        _checked(conn, _waited(conn, pgconn.prepare, pgconn.send_prepare, name, text.encode()))
         names[text] = name
     else:
         names.move_to_end(text)
-    return _checked(conn, conn.pgconn.exec_prepared(name, params))  # type: ignore[arg-type] # None is NULL
+    return _checked(conn, _waited(conn, pgconn.exec_prepared, pgconn.send_query_prepared, name, params))
+
+
+def _waited(conn: psycopg.Connection, blocking: Callable[..., Any], send: Callable[..., None], *given: Any) -> Any:
+    """The result of what libpq is asked for: in one piece, or sent, and waited for on the loop."""
+    if not cooperative.on_the_loop():
+        return blocking(*given)
+    try:
+        send(*given)
+        return _fetched(conn.pgconn)
+    except BaseException:
+        conn.close()  # nobody knows what is still to come on it
+        raise
+
+
+def _fetched(pgconn: pq.abc.PGconn) -> Any:
+    """The last result of what was sent."""
+    while pgconn.flush():
+        cooperative.wait_for(_ready(pgconn.socket, writing=True))
+        pgconn.consume_input()
+    found = None
+    while True:
+        while pgconn.is_busy():
+            cooperative.wait_for(_ready(pgconn.socket))
+            pgconn.consume_input()
+        if (result := pgconn.get_result()) is None:
+            return found
+        found = result
+
+
+def _ready(descriptor: int, *, writing: bool = False) -> asyncio.Future[None]:
+    """Over when there is something to read; or, for who is writing, room for more."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def ready() -> None:
+        loop.remove_reader(descriptor)
+        if writing:
+            loop.remove_writer(descriptor)
+        if not future.done():
+            future.set_result(None)
+
+    loop.add_reader(descriptor, ready)
+    if writing:
+        loop.add_writer(descriptor, ready)
+    return future
 
 
 def _checked(conn: psycopg.Connection, result: Any) -> Any:

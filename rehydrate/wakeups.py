@@ -15,6 +15,7 @@ None of these wake-ups is lost: one that was woken and leaves without having loo
 What is told, and when: `notices`.
 """
 
+import asyncio
 import contextlib
 import heapq
 import logging
@@ -26,6 +27,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -33,7 +35,7 @@ import psycopg
 from django.conf import settings
 from django.db import connection as django_connection
 
-from rehydrate import claims, notices
+from rehydrate import claims, cooperative, notices
 from rehydrate.notices import Kind
 
 log = logging.getLogger(__name__)
@@ -104,11 +106,45 @@ _KINDS: Final = {
     "delivery": (Kind.DELIVERY,),
 }
 
-_own = threading.local()
+_own: Final[ContextVar["Ear | None"]] = ContextVar("ear", default=None)
+
+
+class _Flag:
+    """A `threading.Event` for whom an event loop waits: any thread may set it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._set = False
+        self._awaited: asyncio.Future[None] | None = None
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self, timeout: float) -> bool:
+        if not self._set and timeout > 0:
+            self._awaited = self._loop.create_future()
+            end = self._loop.call_later(timeout, self._wake)
+            try:
+                cooperative.wait_for(self._awaited)
+            finally:
+                end.cancel()
+        return self._set
+
+    def _wake(self) -> None:
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
 
 
 class Ear:
-    """One thread's waiting. To be used in a `with`; made by `listen`."""
+    """One thread's waiting, or one greenlet's (see `cooperative`). To be used in a `with`; made by `listen`."""
 
     def __init__(self, listener: "Listener", topics: Iterable[Topic], group: Hashable, room: str | None) -> None:
         self.topics = tuple(dict.fromkeys(topics))
@@ -118,7 +154,7 @@ class Ear:
         self.since = time.monotonic()
         self.ticket = 0
         self._listener = listener
-        self._flag = threading.Event()
+        self._flag = _Flag() if cooperative.on_the_loop() else threading.Event()
         self._causes: dict[Topic, bool] = {}
         self._heeded: dict[Topic, bool] = {}
         self._over = False
@@ -127,13 +163,13 @@ class Ear:
 
     def __enter__(self) -> Self:
         self._listener._join(self)
-        _own.ear = self
+        _own.set(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _own.ear = None
+        _own.set(None)
         self._listener._leave(self)
 
     def wait(self, seconds: float) -> bool:
@@ -248,9 +284,14 @@ class Listener:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="wakeups", daemon=True)
                 self._thread.start()
-            if not kinds <= self._armed:
-                self._poke()
-                self._changed.wait_for(lambda: kinds <= self._armed or self.stopping, timeout=2)
+            if kinds <= self._armed:
+                return
+            self._poke()
+        cooperative.aside(self._wait_until_armed, kinds)
+
+    def _wait_until_armed(self, kinds: frozenset[Kind]) -> None:
+        with self._lock:
+            self._changed.wait_for(lambda: kinds <= self._armed or self.stopping, timeout=2)
 
     def _let_in(self, ear: Ear) -> bool:
         """Whether there is a place for one more in its room; it has it then."""
@@ -569,8 +610,7 @@ def anybody_waits(topics: Iterable[Topic]) -> bool:
 
 def served(topic: Topic) -> None:
     """This thread has got what became ready in this topic, whether it waited for it or not."""
-    ear: Ear | None = getattr(_own, "ear", None)
-    if ear is not None:
+    if (ear := _own.get()) is not None:
         ear.served(topic)
 
 
@@ -588,7 +628,7 @@ def look_until(ear: Ear, seconds: float, look: Callable[[], T | None]) -> T | No
 
 def rest(ear: Ear, seconds: float) -> bool:
     """As `Ear.wait`, giving the thread's connection to the database back before."""
-    if not django_connection.in_atomic_block:
+    if not cooperative.on_the_loop() and not django_connection.in_atomic_block:
         django_connection.close()
     return ear.wait(seconds)
 

@@ -212,7 +212,7 @@ class Server:
 
 
 def start_web(log: Path, *, threads: int = 64, **environment: str) -> Server:
-    """Granian as `up` starts it, on a free port, answering; the caller ends it."""
+    """The web server as `up` starts it, on a free port, answering; the caller ends it."""
     port = free_port()
     name = settings.DATABASES["default"]["NAME"]
     env = {
@@ -220,15 +220,14 @@ def start_web(log: Path, *, threads: int = 64, **environment: str) -> Server:
         "DATABASE_URL": _embedded().url(name),
         "REHYDRATE_URL": f"http://127.0.0.1:{port}",
         "REHYDRATE_DB_POOL": "8",
+        "REHYDRATE_WEB_THREADS": str(threads),
         "REHYDRATE_WAITING_AGENTS": "24",
         "REHYDRATE_WAITING_PAGES": "24",
         **environment,
     }
-    command = [
-        sys.executable, "-m", "granian", "--interface", "wsgi", "--port", str(port), "--workers", "1",
-        "--blocking-threads", str(threads), "--no-ws", "--http", "1", "--log-level", "warning",
-        "rehydrate.wsgi:application",
-    ]  # fmt: skip
+    from rehydrate import http1
+
+    command = http1.command("127.0.0.1", port)
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out, start_new_session=True)
     server = Server(f"http://127.0.0.1:{port}", port, process, log, env)

@@ -194,7 +194,7 @@ def test_what_dies_is_started_again_and_a_killed_supervisor_leaves_nobody_behind
     up = start()
     url = up.ready()
 
-    web = up.child("granian")
+    web = up.child("uvicorn")
     assert web is not None
     for process in [web, *web.children(recursive=True)]:
         process.kill()

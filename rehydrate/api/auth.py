@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from rest_framework.authentication import CSRFCheck
 from rest_framework.exceptions import NotAuthenticated
 
-from rehydrate import callers, keys, rights, sql
+from rehydrate import callers, cooperative, keys, rights, sql
 from rehydrate.api import limits
 from rehydrate.callers import Caller
 from rehydrate.core.refusals import Refusal
@@ -118,11 +118,15 @@ def _by_key(request: HttpRequest, header: str, trusting: bool) -> Caller:
     if key is None or not keys.opens(text, key.digest) or key.barred:
         raise _wrong(request, "This key is not known, or was revoked.")
     if key.stale:
-        ApiKey.objects.filter(pk=key.id).update(last_used_at=Now())
+        cooperative.aside(_used_now, key.id)
     caller = _caller(key)
     if key.number is not None:
         kept.put(text, caller, key.number)
     return caller
+
+
+def _used_now(key_id: str) -> None:
+    ApiKey.objects.filter(pk=key_id).update(last_used_at=Now())
 
 
 def _caller(key: _Key) -> Caller:

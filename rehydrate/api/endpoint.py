@@ -83,8 +83,9 @@ class Operation:
     polls: Callable[[Caller, Any], wakeups.Ear] | None = None
     #: True where the operation commits by itself, and repeating it does no harm.
     apart: bool = False
-    #: True where a caller's rights are confirmed beside what is read, before anything is decided, written or answered.
-    confirms: bool = False
+    #: True for what a run consists of: it is carried out on the event loop where there is one (see `cooperative`), and a
+    #: caller's rights are confirmed beside what is read, before anything is decided, written or answered.
+    on_the_loop: bool = False
     #: False at addresses that are secret by themselves (callback URLs).
     signed_in: bool = True
     tag: str = ""
@@ -124,7 +125,7 @@ def post(
     grants: Callable[[Any, Any, Mapping[str, str]], Grant | None] | None = None,
     polls: Callable[[Caller, Any], wakeups.Ear] | None = None,
     apart: bool = False,
-    confirms: bool = False,
+    on_the_loop: bool = False,
     signed_in: bool = True,
 ) -> Callable[[Callable[..., Any]], Operation]:
     """A change, with a JSON body and an Idempotency-Key."""
@@ -141,7 +142,7 @@ def post(
             grants=grants,
             polls=polls,
             apart=apart,
-            confirms=confirms,
+            on_the_loop=on_the_loop,
             signed_in=signed_in,
             tag=tag,
             **_words(act),
@@ -201,7 +202,7 @@ def carry_out(http: HttpRequest, operation: Operation, ids: Mapping[str, str]) -
     if not operation.signed_in:
         return act(None)
     began = time.monotonic()
-    caller = auth.caller_of(http, trusting=operation.confirms)
+    caller = auth.caller_of(http, trusting=operation.on_the_loop)
     try:
         response = act(caller)
     except Exception as error:

@@ -1,6 +1,8 @@
 """The way of a request that brings a key: past what only browsers need. It has no session, no language, no messages.
 
-A key is sent by nobody unasked, so nothing of what guards a session is lost (see `auth.caller_of`).
+A key is sent by nobody unasked, so nothing of what guards a session is lost (see `auth.caller_of`). What a run consists
+of (opening, appending, deciding, claiming) is carried out on the web server's event loop, as `cooperative` has it; all
+else in a thread.
 """
 
 import io
@@ -8,6 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+from a2wsgi.asgi_typing import ASGIApp as ASGIApplication
+from a2wsgi.asgi_typing import Receive, Scope, Send
+from a2wsgi.wsgi import build_environ
 from django.conf import settings
 from django.core.handlers.wsgi import WSGIRequest
 from django.db import close_old_connections
@@ -16,6 +21,7 @@ from django.middleware.security import SecurityMiddleware
 from django.urls import Resolver404, URLPattern, URLResolver, get_resolver, resolve
 from django.utils.log import log_response
 
+from rehydrate import cooperative
 from rehydrate.api import endpoint, problems
 from rehydrate.api.endpoint import Operation
 
@@ -58,27 +64,92 @@ def in_front_of(django: WSGIApplication) -> WSGIApplication:
     The answers are the same in both ways. Measured: Django's signals, middleware, resolver and views took a fifth of
     what such a request takes of this process.
     """
-    addresses = Addresses(get_resolver())
-    always = _always()
+    lane = _Lane()
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        path = environ["PATH_INFO"]
-        if "HTTP_AUTHORIZATION" not in environ or not path.startswith(_API) or environ.get("SCRIPT_NAME"):
-            return django(environ, start_response)
-        # An address in other than ASCII is none, or one of an effect; and reading a request decodes it in its place.
-        found = addresses.find(environ["REQUEST_METHOD"], path) if path.isascii() else None
+        found = lane.find(environ) if "HTTP_AUTHORIZATION" in environ else None
         if found is None:
             return django(environ, start_response)
-        request = WSGIRequest(environ)
-        if settings.SECURE_SSL_REDIRECT and not request.is_secure():
-            return django(environ, start_response)
-        response = _answer(request, *found)
-        body = response.content
-        headers = [*response.headers.items(), ("Content-Length", str(len(body))), *always]
+        try:
+            response, body, headers = lane.answer(*found)
+        finally:
+            close_old_connections()  # as Django does at the end of each request
         start_response(f"{response.status_code} {response.reason_phrase}", headers)
         return [body]
 
     return application
+
+
+#: Longer bodies are gone through in a thread, where they keep nobody else waiting (bytes).
+SHORT: Final = 32_768
+
+
+def on_the_loop(others: ASGIApplication) -> ASGIApplication:
+    """An application that carries out on the event loop what is made for it (`Operation.on_the_loop`), for those who
+    bring a key; and leaves all else to others.
+
+    The answers are the same in both ways.
+    """
+    lane = _Lane()
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await others(scope, receive, send)
+        # WSGI writes "-" as "_": what a proxy strips or sets must not come by under the other name.
+        scope["headers"] = headers = [(name, value) for name, value in scope["headers"] if b"_" not in name]
+        names = dict(headers)
+        if (
+            b"authorization" not in names
+            or b"idempotency-key" in names
+            or not 0 < int(names.get(b"content-length", 0)) <= SHORT
+        ):
+            return await others(scope, receive, send)
+        body = io.BytesIO()
+        environ = build_environ(scope, body)
+        found = lane.find(environ)
+        if found is None or not found[1].on_the_loop:
+            return await others(scope, receive, send)
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            body.write(message.get("body", b""))
+            more = message.get("more_body", False)
+        body.seek(0)
+        response, content, headers = await cooperative.carry_out(lane.answer, *found)
+        encoded = [(name.lower().encode("latin1"), value.encode("latin1")) for name, value in headers]
+        await send({"type": "http.response.start", "status": response.status_code, "headers": encoded})
+        return await send({"type": "http.response.body", "body": content})
+
+    return application
+
+
+class _Lane:
+    def __init__(self) -> None:
+        self._addresses = Addresses(get_resolver())
+        self._always = _always()
+
+    def find(self, environ: WSGIEnvironment) -> tuple[WSGIRequest, Operation, Mapping[str, str]] | None:
+        """The request, the operation that it asks for, and the ids in its address; None where it is Django's."""
+        path = environ["PATH_INFO"]
+        # An address in other than ASCII is none, or one of an effect; and reading a request decodes it in its place.
+        if not path.startswith(_API) or environ.get("SCRIPT_NAME") or not path.isascii():
+            return None
+        if (found := self._addresses.find(environ["REQUEST_METHOD"], path)) is None:
+            return None
+        request = WSGIRequest(environ)
+        if settings.SECURE_SSL_REDIRECT and not request.is_secure():
+            return None
+        return request, *found
+
+    def answer(
+        self, request: WSGIRequest, operation: Operation, ids: Mapping[str, str]
+    ) -> tuple[HttpResponse, bytes, list[tuple[str, str]]]:
+        """The answer, its body and its headers."""
+        response = _answer(request, operation, ids)
+        body = response.content
+        return response, body, [*response.headers.items(), ("Content-Length", str(len(body))), *self._always]
 
 
 def _answer(request: WSGIRequest, operation: Operation, ids: Mapping[str, str]) -> HttpResponse:
@@ -88,7 +159,6 @@ def _answer(request: WSGIRequest, operation: Operation, ids: Mapping[str, str]) 
         response = problems.for_exception(error, request)
     finally:
         request.close()
-        close_old_connections()  # as Django does at the end of each request
     if response.status_code >= 500:
         log_response("%s: %s", response.reason_phrase, request.path, response=response, request=request)
     return response

@@ -77,7 +77,7 @@ def _starts(result: Json, body: c.Append, ids: Mapping[str, str]) -> Grant | Non
     answers={201: shapes.Opened, 200: shapes.Opened},
     refuses=(404,),
     grants=_lease,
-    confirms=True,
+    on_the_loop=True,
 )
 def open_run(caller: Caller, *, body: c.OpenRun) -> Answer:
     """Open a run.
@@ -89,7 +89,7 @@ def open_run(caller: Caller, *, body: c.OpenRun) -> Answer:
     return Answer(result, 201 if made else 200)
 
 
-@post(tag="Agents", body=c.Append, answers={200: shapes.Appended}, refuses=(404,), grants=_starts, confirms=True)
+@post(tag="Agents", body=c.Append, answers={200: shapes.Appended}, refuses=(404,), grants=_starts, on_the_loop=True)
 def append_events(caller: Caller, *, run_id: str, body: c.Append) -> Json:
     """Append events.
 
@@ -100,7 +100,7 @@ def append_events(caller: Caller, *, run_id: str, body: c.Append) -> Json:
     return services.append_events(caller, run_id, body)
 
 
-@post(tag="Agents", body=c.Heartbeat, answers={200: shapes.Leased}, refuses=(404,), confirms=True)
+@post(tag="Agents", body=c.Heartbeat, answers={200: shapes.Leased}, refuses=(404,), on_the_loop=True)
 def heartbeat(caller: Caller, *, run_id: str, body: c.Heartbeat) -> Json:
     """Renew the lease."""
     return services.heartbeat(caller, run_id, body)
@@ -121,7 +121,7 @@ def recall(caller: Caller, *, run_id: str, body: c.Recall) -> Json:
     return services.recall(caller, run_id, body)
 
 
-@post(tag="Agents", body=c.Rehydrate, answers={200: shapes.Envelope}, refuses=(404,), grants=_lease, confirms=True)
+@post(tag="Agents", body=c.Rehydrate, answers={200: shapes.Envelope}, refuses=(404,), grants=_lease, on_the_loop=True)
 def rehydrate_run(caller: Caller, *, run_id: str, body: c.Rehydrate) -> Json:
     """Put a run back together.
 
@@ -137,7 +137,7 @@ def rehydrate_run(caller: Caller, *, run_id: str, body: c.Rehydrate) -> Json:
     answers={200: shapes.Envelope, 204: None},
     grants=_lease,
     polls=services.ear_for_claim,
-    confirms=True,
+    on_the_loop=True,
 )
 def claim(caller: Caller, *, body: c.Claim) -> Json | None:
     """Claim the next run that is ready.
@@ -206,7 +206,7 @@ def get_wait(caller: Caller, *, wait_id: str, query: None) -> Json:
     return selectors.get_wait(caller, wait_id)
 
 
-@post(tag="Waits", body=c.Decide, answers={201: shapes.Decided}, refuses=(404,), people_only=True, confirms=True)
+@post(tag="Waits", body=c.Decide, answers={201: shapes.Decided}, refuses=(404,), people_only=True, on_the_loop=True)
 def decide(caller: Caller, *, wait_id: str, body: c.Decide) -> Json:
     """Decide.
 

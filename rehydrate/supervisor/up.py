@@ -18,7 +18,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from rehydrate import data, dsn, ops, postgres, tasks
+from rehydrate import data, dsn, http1, ops, postgres, tasks
 from rehydrate.node import queue
 from rehydrate.supervisor import preparation, probes
 from rehydrate.supervisor.service import Service, say
@@ -204,14 +204,10 @@ def _web(address: tuple[str, int], local: str) -> Service:
     host, port = address
     return Service(
         name="web",
-        command=[
-            sys.executable, "-m", "granian", "--interface", "wsgi", "--host", host, "--port", str(port),
-            "--workers", str(WEB_WORKERS), "--blocking-threads", str(WEB_THREADS), "--respawn-failed-workers",
-            "--workers-kill-timeout", "10", "--backpressure", str(WEB_THREADS * 2), "--no-ws", "--http", "1",
-            "--respawn-interval", "0.5", "--log-level", "error", "rehydrate.wsgi:application",
-        ],
+        command=http1.command(host, port, workers=WEB_WORKERS, connections=WEB_THREADS * 2),
         environment={
             "REHYDRATE_DB_POOL": str(WEB_POOL),
+            "REHYDRATE_WEB_THREADS": str(WEB_THREADS),
             "REHYDRATE_WAITING_AGENTS": str(WEB_WAITING_AGENTS),
             "REHYDRATE_WAITING_PAGES": str(WEB_WAITING_PAGES),
         },

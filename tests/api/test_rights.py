@@ -132,7 +132,7 @@ class Errand(commands.Body, frozen=True):
     then: str = ""
 
 
-@post(tag="Test", body=Errand, answers={200: None, 204: None}, confirms=True)
+@post(tag="Test", body=Errand, answers={200: None, 204: None}, on_the_loop=True)
 def errand(caller: Caller, *, body: Errand) -> Json | None:
     """Do it with rights confirmed; or refuse, or find nothing, before they are."""
     if body.then == "refuse":
@@ -161,7 +161,7 @@ class Waits:
     body=Wish,
     answers={204: None},
     polls=lambda _caller, _body: wakeups.listen(wakeups.DELIVERY),
-    confirms=True,
+    on_the_loop=True,
 )
 def wish(caller: Caller, *, body: Wish) -> None:
     """Wait twelve seconds, and find that rights are others by now."""

@@ -75,8 +75,8 @@ class Server:
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 words = " ".join(process.cmdline())
-                part = "database" if "postgres" in words else "web" if "granian" in words else "background"
-                part = "web" if "multiprocessing" in words and _under_granian(process) else part
+                part = "database" if "postgres" in words else "web" if "uvicorn" in words else "background"
+                part = "web" if "multiprocessing" in words and _under_uvicorn(process) else part
                 one = found.setdefault(part, {"cpu": 0.0, "mb": 0.0})
                 times = process.cpu_times()
                 one["cpu"] += times.user + times.system
@@ -84,8 +84,8 @@ class Server:
         return found
 
 
-def _under_granian(process: psutil.Process) -> bool:
-    return any("granian" in " ".join(parent.cmdline()) for parent in process.parents()[:2])
+def _under_uvicorn(process: psutil.Process) -> bool:
+    return any("uvicorn" in " ".join(parent.cmdline()) for parent in process.parents()[:2])
 
 
 @contextlib.contextmanager

@@ -42,10 +42,17 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
 
 @pytest.fixture(autouse=True, params=["each alone", "together"])
-def group_commit(request: pytest.FixtureRequest, settings: Any) -> Iterator[None]:
-    """Each by itself, and as a web server does it."""
-    from rehydrate import ledger
+def group_commit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each in its thread; and on an event loop, as the web server does it."""
+    from rehydrate import services, sql
 
-    settings.GROUP_COMMIT = request.param == "together"
-    yield
-    ledger.own_connections.close()
+    from . import stage
+
+    if request.param == "each alone":
+        yield
+        return
+    with stage.event_loop() as loop:
+        for name in stage.ON_THE_LOOP:
+            monkeypatch.setattr(services, name, stage.carried_out_on(loop, getattr(services, name)))
+        yield
+    sql.own_connections.close()

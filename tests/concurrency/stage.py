@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from django.db import connection, connections
-from django.test import override_settings
 
+from rehydrate import cooperative
 from tests.conftest import eventually
 
 Answer = Any
@@ -39,9 +41,48 @@ def at_once(*calls: Callable[[], Any]) -> list[Answer]:
         return [future.result(PATIENCE) for future in [pool.submit(one, call) for call in calls]]
 
 
-def elsewhere() -> override_settings:
+#: Two of these the server leaves to threads; here they are in company, since they set timers anew.
+ON_THE_LOOP = (
+    "open_run", "append_events", "heartbeat", "rehydrate_run", "claim", "decide", "extend_wait", "comment_wait",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop that runs in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(PATIENCE)
+        loop.close()
+
+
+_elsewhere = threading.Event()
+
+
+def carried_out_on(loop: asyncio.AbstractEventLoop, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called in any thread, is carried out on the loop."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _elsewhere.is_set():
+            return function(*args, **kwargs)
+        return asyncio.run_coroutine_threadsafe(cooperative.carry_out(function, *args, **kwargs), loop).result(PATIENCE)
+
+    return call
+
+
+@contextlib.contextmanager
+def elsewhere() -> Iterator[None]:
     """As another process would do it, which is not in this one's company."""
-    return override_settings(GROUP_COMMIT=False)
+    _elsewhere.set()
+    try:
+        yield
+    finally:
+        _elsewhere.clear()
 
 
 class Stage:
@@ -62,17 +103,19 @@ class Stage:
         reached, go = threading.Event(), threading.Event()
         self.gates.append(go)
         original = getattr(owner, name)
-        who: list[int] = []
+        who: list[int | None] = []
 
         def stop(*args: Any, **kwargs: Any) -> Any:
-            mine = threading.get_ident() in who and not reached.is_set()
+            here = threading.current_thread()
+            by_the_loop = cooperative.on_the_loop() or here.name.startswith("aside")
+            mine = (here.ident in who or by_the_loop) and not reached.is_set()
             if mine and not after:
                 reached.set()
-                assert go.wait(PATIENCE)
+                assert cooperative.aside(go.wait, PATIENCE)
             result = original(*args, **kwargs)
             if mine and after:
                 reached.set()
-                assert go.wait(PATIENCE)
+                assert cooperative.aside(go.wait, PATIENCE)
             return result
 
         self.patch.setattr(owner, name, stop)

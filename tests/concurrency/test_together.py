@@ -14,7 +14,6 @@ from django.db import connection, transaction
 
 from rehydrate import ledger, loading, projections, sql, verify
 from rehydrate.core.refusals import Refusal
-from rehydrate.group_commit import Group
 from rehydrate.models import Run as RunRow
 from tests.conftest import eventually
 from tests.ledger_cast import Cast, Run, approval, checkpoint, ev, plan
@@ -41,8 +40,8 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 class Company:
     """One call stands before its write; those that come meanwhile wait, and are carried out together after it."""
 
-    def __init__(self, stage: Stage, first: Callable[[], Any], group: Group[Any]) -> None:
-        self.stage, self.first, self.group = stage, first, group
+    def __init__(self, stage: Stage, first: Callable[[], Any]) -> None:
+        self.stage, self.first = stage, first
         self.held: Future[Any] | None = None
         self.started: list[Future[Any]] = []
 
@@ -51,7 +50,7 @@ class Company:
         if self.held is None:
             self.held, self.go_on = self.stage.held(self.first, projections, "_write")
         self.started.append(self.stage.start(call))
-        eventually(lambda: self.group.waiting == len(self.started), what="a call that waits for its turn")
+        eventually(lambda: ledger.group.waiting == len(self.started), what="a call that waits for its turn")
         return self.started[-1]
 
     def of(self, *calls: Callable[[], Any]) -> list[Any]:
@@ -65,14 +64,14 @@ class Company:
 
 @pytest.fixture
 def company(cast: Cast, stage: Stage) -> Company:
-    return Company(stage, partial(cast.open().append, ev("note", text="x")), ledger.groups["by id"])
+    return Company(stage, partial(cast.open().append, ev("note", text="x")))
 
 
 @pytest.fixture
 def claimants(cast: Cast, stage: Stage) -> Company:
     """Those who pick are in company of their own; the first picks this run."""
     cast.open().release()
-    return Company(stage, cast.claim, ledger.groups["picked"])
+    return Company(stage, cast.claim)
 
 
 def whole(*runs: Run) -> None:
@@ -108,7 +107,7 @@ def test_what_agents_append_is_one_statement(cast: Cast, company: Company, batch
 
 
 def test_runs_are_opened_together(cast: Cast, stage: Stage, batches: list[int]) -> None:
-    opening = Company(stage, lambda: cast.open().state.run.external_id and {}, ledger.groups["new"])
+    opening = Company(stage, lambda: cast.open().state.run.external_id and {})
     runs = opening.of(partial(cast.open, checkpoint()), partial(cast.open, {"type": "completed"}), cast.open)
     assert batches == [1, 3]
     assert [run.state.run.status for run in runs] == ["running", "completed", "running"]
@@ -121,7 +120,7 @@ def test_decisions_are_made_together(cast: Cast, stage: Stage, batches: list[int
         run.pause(approval())
     batches.clear()
     first, *others = runs
-    deciding = Company(stage, partial(first.decide, "legal", "approve"), ledger.groups["by wait"])
+    deciding = Company(stage, partial(first.decide, "legal", "approve"))
     decisions = deciding.of(*(partial(run.decide, "legal", "reject", by="bob", reason="no") for run in others))
     assert batches == [1, 3]
     assert [decision["wait_status"] for decision in decisions] == ["rejected"] * 3
@@ -161,7 +160,7 @@ def test_one_run_is_changed_one_after_the_other(cast: Cast, company: Company, ba
 
 
 def test_the_same_run_opened_twice(cast: Cast, stage: Stage) -> None:
-    opening = Company(stage, lambda: cast.open() and {}, ledger.groups["new"])
+    opening = Company(stage, lambda: cast.open() and {})
     answers = opening.of(*[partial(cast.open, external_id="once")] * 3)
     assert len({run.id for run in answers}) == 1
     assert RunRow.objects.filter(external_id="once").count() == 1
@@ -214,7 +213,7 @@ def test_a_deadline_is_set_anew_alone(cast: Cast, stage: Stage, batches: list[in
         run.pause(approval())
     batches.clear()
     decided, extended, commented = runs
-    company = Company(stage, partial(decided.decide, "legal", "approve"), ledger.groups["by wait"])
+    company = Company(stage, partial(decided.decide, "legal", "approve"))
     answers = company.of(
         partial(extended.on_wait, "extend_wait", "legal", due_in=7200, reason="more time"),
         partial(commented.on_wait, "comment_wait", "legal", comment="soon"),
@@ -237,7 +236,7 @@ def test_a_run_that_cannot_be_read_is_nobody_elses_trouble(cast: Cast, company: 
 
 def test_a_connection_that_broke_meanwhile(cast: Cast, company: Company) -> None:
     runs = [cast.open() for _ in range(2)]
-    with ledger.own_connections.used() as own:
+    with sql.own_connections.used() as own:
         pass
     answers = company.of(*(partial(run.append, ev("note", text="x")) for run in runs))
     assert codes(answers) == {"ok": 2}
@@ -245,7 +244,7 @@ def test_a_connection_that_broke_meanwhile(cast: Cast, company: Company) -> None
         cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [own.info.backend_pid])
     run = cast.open()
     run.append(ev("note", text="after it"))
-    with ledger.own_connections.used() as another:
+    with sql.own_connections.used() as another:
         assert another is not own
     whole(*runs, run)
 

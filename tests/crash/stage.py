@@ -24,6 +24,7 @@ import psutil
 import psycopg
 from psycopg.rows import dict_row
 
+from rehydrate import http1
 from rehydrate.client import Ledger
 from rehydrate.demo.world import World
 from rehydrate.postgres import Embedded
@@ -193,7 +194,7 @@ class Site:
         """The process that `up` started under this name."""
 
         def find() -> psutil.Process | None:
-            mark = {"web": "granian", "postgres": "postgres", "ticks": "qcluster", "work": "qcluster"}[name]
+            mark = {"web": "uvicorn", "postgres": "postgres", "ticks": "qcluster", "work": "qcluster"}[name]
             for child in psutil.Process(self.up.process.pid).children():
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                     words = " ".join(child.cmdline())
@@ -240,8 +241,7 @@ class Site:
         """The address of another web server, whose clock is so many seconds ahead."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        words = ("-m", "granian", "--interface", "wsgi", "--port", str(port), "--blocking-threads", "16", "--no-ws",
-                 "--http", "1", "--log-level", "error", "rehydrate.wsgi:application")  # fmt: skip
+        words = http1.command("127.0.0.1", port)[1:]
         with self.process(*words, **wrong_clock(ahead), REHYDRATE_URL=url, REHYDRATE_DB_POOL="4") as process:
 
             def answers() -> bool:

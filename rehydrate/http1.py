@@ -1,0 +1,76 @@
+"""What the web server speaks, with bounds that uvicorn leaves to whoever stands in front of it."""
+
+import asyncio
+import sys
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+#: The longest head of a request, with its address and all headers (bytes).
+LONGEST_HEAD: Final = 65_536
+#: Seconds in which a head has to be there once its connection has begun, or its first byte has come.
+HEAD_WITHIN: Final = 30.0
+
+#: Seconds for which a connection is kept without a request: longer than proxies and agents keep theirs.
+KEPT_ALIVE: Final = 75
+#: Seconds that requests have to end once the server is told to.
+GRACE: Final = 10
+
+
+def command(host: str, port: int, *, workers: int = 1, connections: int = 1000) -> list[str]:
+    """What runs the web server in the foreground. SIGTERM ends it, SIGKILL of its group at once."""
+    options = {
+        "host": host,
+        "port": port,
+        "workers": workers,
+        "limit-concurrency": connections,
+        "timeout-keep-alive": KEPT_ALIVE,
+        "timeout-graceful-shutdown": GRACE,
+        # wakeups.stop_on_signals takes the place of uvloop's own handling of signals; and uvloop is not faster here.
+        "loop": "asyncio",
+        "http": "rehydrate.http1:Protocol",
+        "ws": "none",
+        "log-level": "error",
+    }
+    words = [f"--{name}={value}" for name, value in options.items()]
+    # Whose request it is says the connection; what a proxy says of it, SECURE_PROXY_SSL_HEADER.
+    return [sys.executable, "-m", "uvicorn", *words, "--no-access-log", "--no-proxy-headers", "--no-server-header",
+            "rehydrate.asgi:application"]  # fmt: skip
+
+
+class Protocol(HttpToolsProtocol):
+    """A connection. One that sends a head without end, or none at all, is closed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head = 0
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_there()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head_is_there()
+        elif not self.transport.is_closing():  # what came so far is less than a head
+            self._head += len(data)
+            if self._head > LONGEST_HEAD:
+                self.send_400_response("The head of this request is too long.")
+            else:
+                self._expect_head()
+
+    def _expect_head(self) -> None:
+        if self._patience is None:
+            self._patience = self.loop.call_later(HEAD_WITHIN, self.transport.close)
+
+    def _head_is_there(self) -> None:
+        self._head = 0
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None

@@ -2,16 +2,14 @@
 
 import sys
 
-from a2wsgi import WSGIMiddleware
-
-from rehydrate.wsgi import application as in_threads
+from rehydrate.wsgi import application as wsgi
 
 from django.conf import settings  # isort: skip # once Django is set up
 
 from rehydrate import garbage, wakeups  # isort: skip
 from rehydrate.api import lane  # isort: skip
 
-application = lane.on_the_loop(WSGIMiddleware(in_threads, workers=settings.WEB_THREADS))
+application = lane.on_the_loop(lane.in_threads(wsgi, settings.WEB_THREADS))
 
 # A thread that draws a page gives way five times as soon as by default to one that only has a few lines to carry out.
 sys.setswitchinterval(0.001)

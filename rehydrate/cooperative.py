@@ -10,11 +10,11 @@ its connections refuse to work (SynchronousOnlyOperation).
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
-from django.db import close_old_connections
+from django.db import connections
 from greenlet import getcurrent, greenlet
 
 P = ParamSpec("P")
@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 #: What is done aside at one instant, at most; the rest waits for its turn.
 THREADS: Final = 40
+#: What comes back when whoever is to be answered has hung up; where that can be known.
+hung_up: Final[contextvars.ContextVar[Callable[[], Coroutine[Any, Any, None]] | None]] = contextvars.ContextVar(
+    "hung_up", default=None
+)
 _threads: Final = ThreadPoolExecutor(THREADS, thread_name_prefix="aside")
 
 
@@ -66,7 +70,7 @@ def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
         finally:
-            close_old_connections()  # as Django does at the end of each request
+            connections.close_all()  # it goes back to the pool
 
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()

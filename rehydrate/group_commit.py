@@ -10,8 +10,8 @@ from typing import Final, Generic, TypeVar
 
 from rehydrate import cooperative
 
-#: Seconds after which the next do not wait any longer for those that are being carried out, but go beside them. Measured
-#: with eight clients on two processors: two batches beside each other are smaller, and both cost more.
+#: Seconds after which the next do not wait any longer for those that are being carried out, but go beside them.
+#: Measured with eight clients on two processors: two batches beside each other are smaller, and both cost more.
 PUNCTUAL: Final = 0.01
 
 

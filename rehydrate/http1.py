@@ -43,6 +43,8 @@ class Protocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._between = True  # a head is what comes next
+        self._in_head = False
         self._head = 0
         self._patience: asyncio.TimerHandle | None = None
 
@@ -51,26 +53,36 @@ class Protocol(HttpToolsProtocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_there()
+        self._expect_nothing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        all_head = self._between or self._in_head
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._head_is_there()
-        elif not self.transport.is_closing():  # what came so far is less than a head
+        if self._in_head and all_head and not self.transport.is_closing():
             self._head += len(data)
             if self._head > LONGEST_HEAD:
                 self.send_400_response("The head of this request is too long.")
-            else:
-                self._expect_head()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._between, self._in_head, self._head = False, True, 0
+        self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._expect_nothing()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._between = True
+        super().on_message_complete()
 
     def _expect_head(self) -> None:
         if self._patience is None:
             self._patience = self.loop.call_later(HEAD_WITHIN, self.transport.close)
 
-    def _head_is_there(self) -> None:
-        self._head = 0
+    def _expect_nothing(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None

@@ -154,8 +154,8 @@ def change(
     `check` looks at the run before anything happens (walls, roles) and raises; `rescue` records what is kept of a
     refused batch (receipts); `keep` gives the rows of opaque state that belong to what was decided; `rights` are
     confirmed before all of it; `reading` says what of the run is read (see `loading.Wanted`). `work` may be carried out
-    more than once, and in another thread or greenlet. `lock` says that the run is to be locked from the start, since `work` writes
-    more than the run; or never, and `Overtaken` is for the caller.
+    more than once, and in another thread or greenlet. `lock` says that the run is to be locked from the start, since
+    `work` writes more than the run; or never, and `Overtaken` is for the caller.
     """
     step = _Changing(
         Wanted(ids=[run_id] if run_id else [], **reading),

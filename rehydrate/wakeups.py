@@ -110,12 +110,17 @@ _own: Final[ContextVar["Ear | None"]] = ContextVar("ear", default=None)
 
 
 class _Flag:
-    """A `threading.Event` for whom an event loop waits: any thread may set it."""
+    """A `threading.Event` for whom an event loop waits: any thread may set it.
 
-    def __init__(self) -> None:
+    `left` is called when there is nobody any more to be answered.
+    """
+
+    def __init__(self, left: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._set = False
+        self._left = left
         self._awaited: asyncio.Future[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     def is_set(self) -> bool:
         return self._set
@@ -130,6 +135,7 @@ class _Flag:
 
     def wait(self, timeout: float) -> bool:
         if not self._set and timeout > 0:
+            self._keep_watch()
             self._awaited = self._loop.create_future()
             end = self._loop.call_later(timeout, self._wake)
             try:
@@ -137,6 +143,15 @@ class _Flag:
             finally:
                 end.cancel()
         return self._set
+
+    def _keep_watch(self) -> None:
+        if self._watch is None and (hung_up := cooperative.hung_up.get()) is not None:
+            self._watch = self._loop.create_task(hung_up())
+            self._watch.add_done_callback(lambda watch: None if watch.cancelled() else self._left())
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
 
     def _wake(self) -> None:
         if self._awaited is not None and not self._awaited.done():
@@ -154,7 +169,7 @@ class Ear:
         self.since = time.monotonic()
         self.ticket = 0
         self._listener = listener
-        self._flag = _Flag() if cooperative.on_the_loop() else threading.Event()
+        self._flag = _Flag(self._end) if cooperative.on_the_loop() else threading.Event()
         self._causes: dict[Topic, bool] = {}
         self._heeded: dict[Topic, bool] = {}
         self._over = False
@@ -171,6 +186,13 @@ class Ear:
     ) -> None:
         _own.set(None)
         self._listener._leave(self)
+        if isinstance(self._flag, _Flag):
+            self._flag.close()
+
+    def _end(self) -> None:
+        """It waits no longer, now or later."""
+        self._over = True
+        self._flag.set()
 
     def wait(self, seconds: float) -> bool:
         """True when it is time to look again; False when `seconds` are over, or nobody should wait any longer."""
@@ -304,8 +326,7 @@ class Listener:
             if ear.since - oldest.since < STAY:
                 return False
             del seated[oldest]
-            oldest._over = True
-            oldest._flag.set()
+            oldest._end()
         seated[ear] = None
         return True
 
@@ -564,8 +585,7 @@ class Listener:
         with self._lock:
             for ears in self._ears.values():
                 for ear in ears:
-                    ear._over = True
-                    ear._flag.set()
+                    ear._end()
             self._changed.notify_all()
 
 

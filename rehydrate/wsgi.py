@@ -1,4 +1,4 @@
-"""The application as WSGI: all of it in threads. The web server imports `rehydrate.asgi`, which stands in front of this."""
+"""The application as WSGI, all of it in threads. The web server imports `rehydrate.asgi`, which stands in front."""
 
 import os
 

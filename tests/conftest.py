@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -245,6 +246,38 @@ def start_web(log: Path, *, threads: int = 64, **environment: str) -> Server:
 
     eventually(answers, what="the web server")
     return server
+
+
+@pytest.fixture(scope="session")
+def loop_server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    """The address of the web server in this process, with its event loop and its threads, on this process's database.
+
+    For tests with `transaction=True`.
+    """
+    import uvicorn
+    from django.db import connections
+
+    from rehydrate import http1, sql
+    from rehydrate.api import lane
+    from rehydrate.wsgi import application
+
+    def in_a_thread(environ: Any, start_response: Any) -> Any:
+        try:
+            return application(environ, start_response)
+        finally:
+            connections.close_all()  # there is no pool here
+
+    port = free_port()
+    front = lane.on_the_loop(lane.in_threads(in_a_thread, 64))
+    config = uvicorn.Config(front, port=port, http=http1.Protocol, ws="none", log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    eventually(lambda: server.started, what="the web server")
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(30)
+    sql.own_connections.close()
 
 
 def end(process: subprocess.Popen[Any]) -> None:

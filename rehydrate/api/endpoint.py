@@ -83,8 +83,8 @@ class Operation:
     polls: Callable[[Caller, Any], wakeups.Ear] | None = None
     #: True where the operation commits by itself, and repeating it does no harm.
     apart: bool = False
-    #: True for what a run consists of: it is carried out on the event loop where there is one (see `cooperative`), and a
-    #: caller's rights are confirmed beside what is read, before anything is decided, written or answered.
+    #: True for what a run consists of: it is carried out on the event loop where there is one (see `cooperative`), and
+    #: a caller's rights are confirmed beside what is read, before anything is decided, written or answered.
     on_the_loop: bool = False
     #: False at addresses that are secret by themselves (callback URLs).
     signed_in: bool = True

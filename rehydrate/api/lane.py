@@ -5,14 +5,13 @@ of (opening, appending, deciding, claiming) is carried out on the web server's e
 else in a thread.
 """
 
+import functools
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any, Final, cast
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from a2wsgi.asgi_typing import ASGIApp as ASGIApplication
-from a2wsgi.asgi_typing import Receive, Scope, Send
-from a2wsgi.wsgi import build_environ
+from a2wsgi.wsgi import WSGIMiddleware, build_environ
 from django.conf import settings
 from django.core.handlers.wsgi import WSGIRequest
 from django.db import close_old_connections
@@ -26,6 +25,10 @@ from rehydrate.api import endpoint, problems
 from rehydrate.api.endpoint import Operation
 
 GetResponse = Callable[[HttpRequest], HttpResponse]
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApplication = Callable[[dict[str, Any], Receive, Send], Coroutine[Any, Any, None]]
 
 _API: Final = "/api/v1/"
 #: No answer to a key is a page, nor is it anybody else's.
@@ -80,6 +83,12 @@ def in_front_of(django: WSGIApplication) -> WSGIApplication:
     return application
 
 
+def in_threads(application: WSGIApplication, number: int) -> ASGIApplication:
+    """The application, each request in one of so many threads."""
+    threads: Any = WSGIMiddleware(application, workers=number)  # type: ignore[arg-type] # typed, but in its own way
+    return cast(ASGIApplication, threads)
+
+
 #: Longer bodies are gone through in a thread, where they keep nobody else waiting (bytes).
 SHORT: Final = 32_768
 
@@ -92,7 +101,7 @@ def on_the_loop(others: ASGIApplication) -> ASGIApplication:
     """
     lane = _Lane()
 
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await others(scope, receive, send)
         # WSGI writes "-" as "_": what a proxy strips or sets must not come by under the other name.
@@ -105,7 +114,7 @@ def on_the_loop(others: ASGIApplication) -> ASGIApplication:
         ):
             return await others(scope, receive, send)
         body = io.BytesIO()
-        environ = build_environ(scope, body)
+        environ: WSGIEnvironment = dict(build_environ(scope, body))  # type: ignore[arg-type] # it only holds the body
         found = lane.find(environ)
         if found is None or not found[1].on_the_loop:
             return await others(scope, receive, send)
@@ -117,12 +126,18 @@ def on_the_loop(others: ASGIApplication) -> ASGIApplication:
             body.write(message.get("body", b""))
             more = message.get("more_body", False)
         body.seek(0)
+        cooperative.hung_up.set(functools.partial(_disconnected, receive))
         response, content, headers = await cooperative.carry_out(lane.answer, *found)
         encoded = [(name.lower().encode("latin1"), value.encode("latin1")) for name, value in headers]
         await send({"type": "http.response.start", "status": response.status_code, "headers": encoded})
         return await send({"type": "http.response.body", "body": content})
 
     return application
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class _Lane:

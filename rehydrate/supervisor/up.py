@@ -31,11 +31,12 @@ WEB_POOL = 12
 """Connections a worker pools."""
 WEB_WAITING_AGENTS, WEB_WAITING_PAGES = 560, 240
 """Long polls that may wait in a worker: those of 500 agents and 200 pages, and some more."""
-WEB_THREADS = 900
-"""Threads a worker, which are started when they are needed. A long poll that waits holds one, asleep and without a
-connection: measured, 700 of them cost 0.2 MB each and no processor time until they ask anew. The hundred above the
-places are for everything else, so that those who wait never keep a decision waiting. An asyncio front that would hold
-the waiting without threads halves the requests a second of all others (1,400 instead of 2,500 on the same machine)."""
+WEB_THREADS = 400
+"""Threads a worker, which are started when they are needed. A page that waits for news holds one, asleep and without a
+connection; agents wait on the event loop, and hold none. Those above the places are for everything else, so that those
+who wait never keep a decision waiting."""
+WEB_CONNECTIONS = 2000
+"""Clients a worker serves at one instant; more are told to come again (503)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +205,7 @@ def _web(address: tuple[str, int], local: str) -> Service:
     host, port = address
     return Service(
         name="web",
-        command=http1.command(host, port, workers=WEB_WORKERS, connections=WEB_THREADS * 2),
+        command=http1.command(host, port, workers=WEB_WORKERS, connections=WEB_CONNECTIONS),
         environment={
             "REHYDRATE_DB_POOL": str(WEB_POOL),
             "REHYDRATE_WEB_THREADS": str(WEB_THREADS),

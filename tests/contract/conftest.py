@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
     """In process unless CONTRACT_OVER_HTTP=1 or the test says so."""
     if OVER_HTTP or getattr(request, "param", "") == "http":
-        over_http = HttpTransport(request.getfixturevalue("live_server").url)
+        over_http = HttpTransport(request.getfixturevalue("loop_server"))
         yield over_http
         over_http.client.close()
     else:

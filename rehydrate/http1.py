@@ -1,6 +1,7 @@
 """What the web server speaks, with bounds that uvicorn leaves to whoever stands in front of it."""
 
 import asyncio
+import socket
 import sys
 from typing import Any, Final
 
@@ -50,6 +51,8 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # asyncio does so only where the server opened its port itself, and not as one of several workers.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -9,6 +9,7 @@ refusal.
 """
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -30,6 +31,7 @@ from rehydrate.core.verdict import NeedsAllEffects
 from rehydrate.group_commit import Group, Member
 from rehydrate.ids import uuid7
 from rehydrate.loading import Ground, Loaded, Site, Wanted
+from rehydrate.memory import memory, sound
 from rehydrate.models import Signal, Wait, Workspace
 from rehydrate.projections import Change
 from rehydrate.projections import Overtaken as Overtaken  # what callers of `change` may have to heed
@@ -57,16 +59,23 @@ Rescue = Callable[[Draft, Refusal], None]
 class _Step(Member, ABC):
     """What one caller asks for, and in the end what became of it: `outcome`, or the `error` to raise."""
 
-    def __init__(self, wanted: Wanted | Site) -> None:
+    def __init__(self, wanted: Wanted | Site, rights: Rights | None) -> None:
         super().__init__(_kind_of(wanted))
         self.wanted = wanted
         self.outcome: Any = None
         self.error: Exception | None = None
         self.alone = False  # it could not be done together with others
 
+        self.rights = rights
+
     @abstractmethod
     def decide(self, found: Any) -> Change | None:
         """Decides on what was read, and gives what is to be saved. May be carried out more than once."""
+
+    def confirm(self, found: Loaded | Ground) -> None:
+        """Raises `Outdated` where anybody's rights have changed since the caller was looked up."""
+        if self.rights is not None:
+            self.rights.confirm(found.rights)
 
 
 class _Changing(_Step):
@@ -84,13 +93,11 @@ class _Changing(_Step):
         keep: Callable[[Draft], list[Json]] | None,
         rights: Rights | None,
     ) -> None:
-        super().__init__(wanted)
+        super().__init__(wanted, rights)
         self.work, self.actor, self.operation = work, actor, operation
-        self.check, self.rescue, self.keep, self.rights = check, rescue, keep, rights
+        self.check, self.rescue, self.keep = check, rescue, keep
 
     def decide(self, loaded: Loaded) -> Change | None:
-        if self.rights is not None:
-            self.rights.confirm(loaded.rights)
         if self.check is not None:
             self.check(loaded.state.run)
         self.outcome = _attempt(loaded, self.work, self.actor, self.operation, self.rescue)
@@ -112,12 +119,10 @@ class _Opening(_Step):
         keep: Callable[[Draft], list[Json]],
         rights: Rights | None,
     ) -> None:
-        super().__init__(site)
-        self.site, self.work, self.actor, self.keep, self.rights = site, work, actor, keep, rights
+        super().__init__(site, rights)
+        self.site, self.work, self.actor, self.keep = site, work, actor, keep
 
     def decide(self, ground: Ground) -> Change | None:
-        if self.rights is not None:
-            self.rights.confirm(ground.rights)
         if ground.known is not None:
             self.outcome = ground.known
             return None
@@ -211,11 +216,13 @@ def _alone(step: _Step, *, lock: bool = False) -> Any:
     nested = isinstance(step, _Opening) and connection.in_atomic_block
     with transaction.atomic() if nested else nullcontext():
         try:
-            change = step.decide(_read(step.wanted, lock=lock))
+            step.confirm(found := _read(step.wanted, lock=lock))
+            change = step.decide(found)
         except NeedsAllEffects:
             # What is saved is the difference to this state: against the part, every row of the run would be written.
             assert isinstance(step.wanted, Wanted)
-            change = step.decide(_read(replace(step.wanted, full=True), lock=lock))
+            step.confirm(found := _read(replace(step.wanted, full=True), lock=lock))
+            change = step.decide(found)
         if change is not None:
             projections.save([change])
     return step.outcome
@@ -258,9 +265,47 @@ def _carry_out(steps: list[_Step]) -> None:
         step.alone = True
     try:
         with own_connections.used() as own:
-            _carry_out_on(own, steps)
+            if steps := _without_reading(own, steps):
+                _carry_out_on(own, steps)
     except Exception:
         log.debug("done alone", exc_info=True)  # and there it is raised, if it is more than a passing trouble
+
+
+def _without_reading(own: psycopg.Connection, steps: list[_Step]) -> list[_Step]:
+    """Carries out what can be decided on what this process remembers (see `memory`); the others are to be read."""
+    moment = memory.moment()
+    if moment is None:
+        return steps
+    changes: dict[str, tuple[_Step, Change]] = {}
+    for step in steps:
+        if step.rights is None or step.rights.number != moment.number:
+            continue
+        try:
+            found = memory.recall(step.wanted, moment)
+            change = step.decide(found) if found is not None else None
+        except Exception as error:
+            log.debug("read, since on a memory: %r", error)
+            continue
+        if change is not None and change.after.run.id not in changes and not projections.takes_two(change):
+            changes[change.after.run.id] = step, change
+    if not changes:
+        return steps
+    saved: dict[str, Run] = {}
+    try:
+        saved = projections.save_each([change for _, change in changes.values()], sound(moment))
+    except psycopg.Error as error:
+        if own.closed:  # nobody knows what was saved
+            for step, _ in changes.values():
+                step.alone, step.error = False, OperationalError(*error.args)
+    for run_id, (step, change) in changes.items():
+        if run_id not in saved:
+            memory.drop(run_id)
+            continue
+        step.alone = False
+        if step.rights is not None:
+            step.rights.confirm(moment.number)
+        memory.keep(change, saved[run_id])
+    return [step for step in steps if step.alone]
 
 
 def _read_together(steps: list[_Step]) -> Sequence[Loaded | Ground | Exception | None]:
@@ -272,12 +317,16 @@ def _read_together(steps: list[_Step]) -> Sequence[Loaded | Ground | Exception |
 
 def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
     changes: dict[str, tuple[_Step, Change]] = {}
-    for step, found in zip(steps, _read_together(steps), strict=True):
+    read = _read_together(steps)
+    at = time.monotonic()
+    for step, found in zip(steps, read, strict=True):
         try:
             if isinstance(found, Exception):
                 continue
             if found is None:
                 raise not_found("wait" if isinstance(step.wanted, Wanted) and step.wanted.by_wait else "run")
+            memory.learn(found, step.wanted, at)
+            step.confirm(found)
             change = step.decide(found)
             if change is None:
                 step.alone = False
@@ -296,8 +345,10 @@ def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
             for step, _ in changes.values():
                 step.alone, step.error = False, OperationalError(*error.args)
         return
-    for run_id, (step, _) in changes.items():
+    for run_id, (step, change) in changes.items():
         step.alone, step.error = False, None if run_id in saved else Overtaken()
+        if run_id in saved:
+            memory.keep(change, saved[run_id])
 
 
 group: Final = Group[_Step](_carry_out, at_most=AT_MOST)

@@ -98,6 +98,11 @@ def _people_in(text: str | None, workspace: str, number: int | None, common: dic
     return found
 
 
+def people_at(number: int, workspace: str) -> People | None:
+    """Who may decide there, if they were read at this number of rights."""
+    return _people_at[1].get(workspace) if _people_at is not None and _people_at[0] == number else None
+
+
 class Ground(Struct, frozen=True):
     """What a run is opened on: the time, its flow's newest policy, those who may decide; or the run that is there."""
 

@@ -42,6 +42,10 @@ class Change(Struct, frozen=True):
     sealed: bool = False  # rows that were read hold sealed fields
 
 
+#: An expression of SQL with its parameters.
+Condition = tuple[str, list[Any]]
+
+
 class Overtaken(Exception):
     """Somebody else wrote the run since it was read: nothing was saved."""
 
@@ -201,14 +205,15 @@ def save(changes: list[Change]) -> None:
                 cursor.execute(_INSERT_TIMERS_ALONE, [_json(made.anew)])
 
 
-def save_each(changes: list[Change]) -> set[str]:
-    """As `save`, but each run by itself, though in one statement: the ids of those that nobody overtook.
+def save_each(changes: list[Change], only_if: Condition | None = None) -> dict[str, Run]:
+    """As `save`, but each run by itself, though in one statement: as they were written those that nobody overtook.
 
-    None of them may take two statements (see `takes_two`).
+    None of them may take two statements (see `takes_two`). `only_if` holds for all of them, or nothing is written; and
+    then a run that is opened may be there.
     """
     made = _Rows(sorted(changes, key=lambda change: change.after.run.id))  # so that no two wait for each other's locks
     assert not made.anew, "a timer that is set anew needs a transaction"
-    return _write(made)
+    return {run_id: made.written[run_id] for run_id in _write(made, only_if)}
 
 
 def takes_two(change: Change) -> bool:
@@ -230,12 +235,13 @@ class _Rows:
         decisions: Rows = []
         refs: Rows = []
         states: Rows = []
+        self.written: dict[str, Run] = {}
         for change in changes:
             before, after, secret = change.before, change.after, change.secret
             whole = change.sealed or bool(change.secret)
             rows, last = event_rows(change)
             events += rows
-            run = msgspec.structs.replace(after.run, last_hash=last)
+            run = self.written[after.run.id] = msgspec.structs.replace(after.run, last_hash=last)
             if before is None:
                 new.append(_run_row(run, secret))
                 before = State(run)
@@ -282,7 +288,7 @@ def _pairs(after: dict[str, T], before: dict[str, T]) -> list[tuple[T, T | None]
     return [(now, before.get(key)) for key, now in after.items() if before.get(key) is not now]
 
 
-def _write(made: _Rows) -> set[str]:
+def _write(made: _Rows, only_if: Condition | None = None) -> set[str]:
     """What there is to write, as one statement: each way to the database costs as much as the work done there.
 
     Where a statement joins a table, it names the `ids` of the runs beside: the plan, which is kept, must go by an index
@@ -291,17 +297,31 @@ def _write(made: _Rows) -> set[str]:
     others = [step for step in made.others if step[1]]
     if_saved = _SAVED if len(made.ids) == 1 else _EACH_SAVED
     steps = "".join(f", w{i} AS ({step.replace(_SAVED, if_saved)})" for i, (step, _) in enumerate(others))
+    runs, condition = made.runs, ""
     params: list[Any] = []
-    for step, rows in (made.runs, *others):
+    if only_if is not None:
+        runs = _if_sound(runs[0]), runs[1]
+        condition = f"sound AS MATERIALIZED (SELECT WHERE {only_if[0]}),"
+        params += only_if[1]
+    for step, rows in (runs, *others):
         params += [_json(rows), made.ids] if "ANY(%s::uuid[])" in step else [_json(rows)]
     told = ""
     sent = next((f"w{i}" for i, (step, _) in enumerate(others) if step is outbox.INSERT), None)
     if made.news or sent:
         told = f", ({notices.tell(sent, saved='saved')})"
         params.append(notices.parts(made.news))
-    statement = f"WITH saved AS ({made.runs[0]}){steps} SELECT (SELECT string_agg(id::text, ' ') FROM saved){told}"
+    writing = f"WITH {condition} saved AS ({runs[0]}){steps}"
+    statement = f"{writing} SELECT (SELECT string_agg(id::text, ' ') FROM saved){told}"
     ((found, *_),) = sql.texts(statement, params)
     return set((found or "").split())
+
+
+def _if_sound(step: str) -> str:
+    """The step that writes runs, which writes none unless `sound` has a row."""
+    sound = "EXISTS (SELECT FROM sound)"
+    if step is _INSERT_RUN:
+        return step.replace("RETURNING", f"WHERE {sound} ON CONFLICT DO NOTHING RETURNING")
+    return step.replace("RETURNING", f"AND {sound} RETURNING")
 
 
 def _json(rows: Rows) -> str:

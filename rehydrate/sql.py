@@ -72,6 +72,8 @@ class Own:
 
     def __init__(self) -> None:
         self._idle: list[psycopg.Connection] = []
+        self.made = 0
+        """How many were made so far. What is known of the database may not hold for what a new one leads to."""
 
     @contextmanager
     def used(self) -> Iterator[psycopg.Connection]:
@@ -89,6 +91,7 @@ class Own:
         given = connections[DEFAULT_DB_ALIAS].get_connection_params()
         given |= {"options": f"{given['options']} {_OWN}", "application_name": "rehydrate group commit"}
         own = psycopg.connect(**given, autocommit=True)
+        self.made += 1
         own.pgconn.nonblocking = 1  # for who sends; whoever calls in one piece is not concerned
         return own
 

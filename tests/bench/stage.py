@@ -79,7 +79,7 @@ class Installation:
             with contextlib.suppress(psutil.Error):
                 words = " ".join(process.cmdline())
                 kind = (
-                    "web" if "uvicorn" in words
+                    "web" if "uvicorn" in words or "multiprocessing" in words
                     else "postgres" if "postgres" in words
                     else "work" if "qcluster" in words
                     else "up"

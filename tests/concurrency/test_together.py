@@ -29,9 +29,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     original = projections.save_each
 
-    def counted(changes: list[Any]) -> set[str]:
+    def counted(changes: list[Any], *only_if: Any) -> Any:
         seen.append(len(changes))
-        return original(changes)
+        return original(changes, *only_if)
 
     monkeypatch.setattr(projections, "save_each", counted)
     return seen

@@ -249,16 +249,13 @@ def start_web(log: Path, *, threads: int = 64, **environment: str) -> Server:
 
 
 @pytest.fixture(scope="session")
-def loop_server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
-    """The address of the web server in this process, with its event loop and its threads, on this process's database.
-
-    For tests with `transaction=True`.
-    """
+def _loop_server(django_db_setup: None, django_db_blocker: Any) -> Iterator[tuple[str, list[str]]]:
     import uvicorn
     from django.db import connections
 
     from rehydrate import http1, sql
     from rehydrate.api import lane
+    from rehydrate.memory import memory
     from rehydrate.wsgi import application
 
     def in_a_thread(environ: Any, start_response: Any) -> Any:
@@ -274,10 +271,39 @@ def loop_server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     eventually(lambda: server.started, what="the web server")
-    yield f"http://127.0.0.1:{port}"
+    misremembered: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "keep", _compared(memory, misremembered))
+        yield f"http://127.0.0.1:{port}", misremembered
     server.should_exit = True
     thread.join(30)
     sql.own_connections.close()
+
+
+def _compared(memory: Any, misremembered: list[str]) -> Callable[[Any, Any], None]:
+    """What the server remembers of a run is what it would read."""
+    from rehydrate import loading
+
+    original = memory.keep
+
+    def keep(change: Any, run: Any) -> None:
+        original(change, run)
+        known, read = memory._runs.get(run.id), loading.load_run(loading.Wanted(ids=[run.id]))
+        if known is not None and read is not None and read.revision == known.revision and read.state != known.state:
+            misremembered.append(f"remembered: {known.state}\n  and read: {read.state}")
+
+    return keep
+
+
+@pytest.fixture
+def loop_server(_loop_server: tuple[str, list[str]]) -> Iterator[str]:
+    """The address of the web server in this process, with its event loop and its threads, on this process's database.
+
+    For tests with `transaction=True`.
+    """
+    url, misremembered = _loop_server
+    yield url
+    assert not misremembered, misremembered.pop()
 
 
 def end(process: subprocess.Popen[Any]) -> None:

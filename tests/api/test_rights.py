@@ -369,8 +369,8 @@ def other_server(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def both(live_server: Any, other_server: str) -> Iterator[list[d.HttpTransport]]:
-    transports = [d.HttpTransport(live_server.url), d.HttpTransport(other_server)]
+def both(loop_server: str, other_server: str) -> Iterator[list[d.HttpTransport]]:
+    transports = [d.HttpTransport(loop_server), d.HttpTransport(other_server)]
     yield transports
     for transport in transports:
         transport.client.close()

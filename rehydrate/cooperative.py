@@ -21,7 +21,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: What is done aside at one instant, at most; the rest waits for its turn.
-THREADS: Final = 40
+THREADS: Final = 100
 #: What comes back when whoever is to be answered has hung up; where that can be known.
 hung_up: Final[contextvars.ContextVar[Callable[[], Coroutine[Any, Any, None]] | None]] = contextvars.ContextVar(
     "hung_up", default=None

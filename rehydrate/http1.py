@@ -1,6 +1,7 @@
 """What the web server speaks, with bounds that uvicorn leaves to whoever stands in front of it."""
 
 import asyncio
+import re
 import socket
 import sys
 from typing import Any, Final
@@ -9,8 +10,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 #: The longest head of a request, with its address and all headers (bytes).
 LONGEST_HEAD: Final = 65_536
-#: Seconds in which a head has to be there once its connection has begun, or its first byte has come.
-HEAD_WITHIN: Final = 30.0
+#: Seconds in which a head has to be there once its connection has begun, or its first byte has come; and after it, of
+#: its body, each further piece.
+MORE_WITHIN: Final = 30.0
 
 #: Seconds for which a connection is kept without a request: longer than proxies and agents keep theirs.
 KEPT_ALIVE: Final = 75
@@ -39,21 +41,25 @@ def command(host: str, port: int, *, workers: int = 1, connections: int = 1000) 
             "rehydrate.asgi:application"]  # fmt: skip
 
 
+#: What a client offers to change to, which is nothing that is spoken here: it may be ignored (RFC 9110, 7.8).
+_UPGRADE: Final = re.compile(rb"\r\nupgrade[ \t]*:[^\r\n]*", re.IGNORECASE)
+
+
 class Protocol(HttpToolsProtocol):
-    """A connection. One that sends a head without end, or none at all, is closed."""
+    """A connection. One that sends a head or trailers without end, or nothing for long, is closed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._between = True  # a head is what comes next
         self._in_head = False
-        self._head = 0
+        self._head = self._since_body = 0  # bytes
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # asyncio does so only where the server opened its port itself, and not as one of several workers.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._expect_head()
+        self._expect_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
@@ -61,29 +67,68 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         all_head = self._between or self._in_head
+        if self._between:
+            # The parser takes a body that comes with an offer to change for what is spoken after the change.
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = _UPGRADE.sub(b"", head) + end + rest if end else data
+        self._since_body += len(data)
         super().data_received(data)
-        if self._in_head and all_head and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._in_head and all_head:
             self._head += len(data)
             if self._head > LONGEST_HEAD:
-                self.send_400_response("The head of this request is too long.")
+                self._refuse("The head of this request is too long.")
+        elif not self._in_head and not self._between and self._since_body > LONGEST_HEAD:
+            self.transport.close()  # trailers, or the frame of a chunk, without end
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._between, self._in_head, self._head = False, True, 0
-        self._expect_head()
+        self._expect_more()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # what comes after a body (trailers) is none
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._expect_nothing()
+        if self.parser.should_upgrade():  # it came in pieces, or asks for a tunnel
+            self._refuse("Nothing is spoken here but HTTP/1.1: send the request without Upgrade.")
+            return
         super().on_headers_complete()
+        self._expect_more()
+
+    def on_body(self, body: bytes) -> None:
+        self._since_body = 0
+        self._expect_nothing()
+        self._expect_more()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._between = True
-        super().on_message_complete()
+        self._between, self._since_body = True, 0
+        self._expect_nothing()
+        if not self.transport.is_closing():
+            super().on_message_complete()
 
-    def _expect_head(self) -> None:
+    def _refuse(self, why: str) -> None:
+        """And hang up. Nothing is said in the middle of another answer."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.send_400_response(why)
+        else:
+            self.transport.close()
+
+    def _expect_more(self) -> None:
         if self._patience is None:
-            self._patience = self.loop.call_later(HEAD_WITHIN, self.transport.close)
+            self._patience = self.loop.call_later(MORE_WITHIN, self._out_of_patience)
+
+    def _out_of_patience(self) -> None:
+        self._patience = None
+        if self.flow.read_paused:
+            self._expect_more()  # it is we who do not read
+        else:
+            self.transport.close()
 
     def _expect_nothing(self) -> None:
         if self._patience is not None:

@@ -292,20 +292,27 @@ def _without_reading(own: psycopg.Connection, steps: list[_Step]) -> list[_Step]
         return steps
     saved: dict[str, Run] = {}
     try:
-        saved = projections.save_each([change for _, change in changes.values()], sound(moment))
+        asked = [change for _, change in changes.values()]
+        saved = projections.save_each(asked, sound(moment, asked))
     except psycopg.Error as error:
-        if own.closed:  # nobody knows what was saved
-            for step, _ in changes.values():
-                step.alone, step.error = False, OperationalError(*error.args)
+        if own.closed:
+            _unknown(changes, error)
+    for run_id in saved:
+        changes[run_id][0].alone = False
     for run_id, (step, change) in changes.items():
         if run_id not in saved:
             memory.drop(run_id)
             continue
-        step.alone = False
         if step.rights is not None:
             step.rights.confirm(moment.number)
         memory.keep(change, saved[run_id])
     return [step for step in steps if step.alone]
+
+
+def _unknown(changes: dict[str, tuple[_Step, Change]], error: psycopg.Error) -> None:
+    """Nobody knows what was saved: each is told so, and nobody does it again."""
+    for step, _ in changes.values():
+        step.alone, step.error = False, OperationalError(*error.args)
 
 
 def _read_together(steps: list[_Step]) -> Sequence[Loaded | Ground | Exception | None]:
@@ -341,14 +348,13 @@ def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
     try:
         saved = projections.save_each([change for _, change in changes.values()])
     except psycopg.Error as error:
-        if own.closed:  # nobody knows what was saved
-            for step, _ in changes.values():
-                step.alone, step.error = False, OperationalError(*error.args)
+        if own.closed:
+            _unknown(changes, error)
         return
-    for run_id, (step, change) in changes.items():
+    for run_id, (step, _) in changes.items():
         step.alone, step.error = False, None if run_id in saved else Overtaken()
-        if run_id in saved:
-            memory.keep(change, saved[run_id])
+    for run_id, run in saved.items():
+        memory.keep(changes[run_id][1], run)
 
 
 group: Final = Group[_Step](_carry_out, at_most=AT_MOST)
@@ -424,6 +430,10 @@ def catch_up(lock: Locker) -> int:
         ids = lock()
         if not ids:
             return 0
+        with (
+            connection.cursor() as cursor
+        ):  # what follows are the same few statements, whose plans are good for any runs
+            cursor.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         changes: list[Change | None] = []
         whole: list[str] = []  # those of which the verdict needs all effects
         for run_id, loaded in loading.load_runs(ids, lock=False).items():

@@ -9,7 +9,7 @@ somebody who was quicker) counts for nothing: then the run is read, and all of i
 import datetime as dt
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from msgspec import Struct
@@ -18,12 +18,13 @@ from msgspec.structs import replace
 from rehydrate import clock, loading, rights, sql
 from rehydrate.core.state import Run, State
 from rehydrate.loading import Ground, Loaded, Site, Wanted
-from rehydrate.projections import Change
+from rehydrate.projections import Change, Condition
 
 #: So many runs, those written last, each for so many seconds, and only those with few waits and effects.
 RUNS: Final = 500
 KEPT_FOR: Final = 60.0
 FEW: Final = 20
+FLOWS: Final = 1000
 #: Seconds for which the database's time is reckoned on from when it was last read. Clocks drift less than SLACK in it.
 RECKONED_FOR: Final = 1.0
 SLACK: Final = dt.timedelta(milliseconds=50)
@@ -50,6 +51,7 @@ class Memory:
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
+        self._latest: dt.datetime | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -57,7 +59,6 @@ class Memory:
         self._runs: OrderedDict[str, _Known] = OrderedDict()
         self._by_wait: dict[str, str] = {}
         self._policies: dict[tuple[str, str], int] = {}
-        self._latest: dt.datetime | None = None
         self._connections = sql.own_connections.made
 
     def moment(self) -> Moment | None:
@@ -70,11 +71,14 @@ class Memory:
         known, at = self._moment, self._monotonic()
         if known is None or at - known.at > RECKONED_FOR:
             return None
-        now = known.now + dt.timedelta(seconds=at - known.at)
-        if self._latest is not None and dt.timedelta(0) < self._latest - now < SLACK:
-            now = self._latest  # what is reckoned anew from another reading does not go back
-        self._latest = now
+        now = self._onward(known.now + dt.timedelta(seconds=at - known.at))
         return Moment(now, known.number, at)
+
+    def _onward(self, now: dt.datetime) -> dt.datetime:
+        """Not a little earlier than what was reckoned or read before: that is how long an answer took to come."""
+        if self._latest is None or not dt.timedelta(0) < self._latest - now < SLACK:
+            self._latest = now
+        return self._latest
 
     def recall(self, wanted: Wanted | Site, moment: Moment) -> Loaded | Ground | None:
         """What reading would find if nobody else wrote; None where too little is known."""
@@ -106,10 +110,15 @@ class Memory:
         """From what was read just now, after this process's clock was at `at`."""
         if found.rights is None:
             return
-        if self._moment is None or self._moment.number != found.rights:
-            self._policies = {}
+        if self._moment is not None and self._moment.number != found.rights:
+            if at < self._moment.at:
+                return  # it was read before, and is told after
+            self.forget()  # all of it may be other data by now: a backup was restored in its place
+        self._onward(found.now)
         if self._moment is None or self._moment.at <= at:
             self._moment = Moment(found.now, found.rights, at)
+        if len(self._policies) >= FLOWS:
+            self._policies.clear()
         if isinstance(wanted, Site):
             self._policies[wanted.workspace, wanted.flow] = found.number
         elif isinstance(found, Loaded):
@@ -121,6 +130,8 @@ class Memory:
         known = self._runs.get(run.id)
         if known is not None and known.revision >= revision:
             return
+        if change.now is not None:
+            self._onward(change.now)
         self.drop(run.id)
         after = change.after
         if not after.complete or change.secret or change.sealed or len(after.waits) + len(after.effects) > FEW:
@@ -129,7 +140,7 @@ class Memory:
         state = replace(after, run=run, decisions={}, refs={}, opaque=None)
         self._runs[run.id] = _Known(state, revision, self._monotonic() + KEPT_FOR)
         self._by_wait.update((wait.id, run.id) for wait in state.waits.values())
-        if len(self._runs) > RUNS:
+        while len(self._runs) > RUNS or next(iter(self._runs.values())).until < self._monotonic():
             self.drop(next(iter(self._runs)))
 
     def drop(self, run_id: str) -> None:
@@ -141,10 +152,18 @@ class Memory:
 memory: Final = Memory()
 
 
-def sound(moment: Moment) -> tuple[str, list[str | int]]:
-    """A condition of the statement that saves, and its parameters: everything is as it was reckoned."""
+def sound(moment: Moment, changes: Iterable[Change]) -> Condition:
+    """What must hold where these changes are saved: everything is as it was reckoned, and nothing more is due yet."""
+    until = moment.now + SLACK
+    for change in changes:
+        if (before := change.before) is not None:
+            run = before.run
+            dues = (*loading.timers(before).values(), run.lease_expires_at, run.alarm_at)
+            until = min(until, *(due for due in dues if due is not None and due > moment.now))
     return (
-        f"{rights.NUMBER} = %s::bigint AND"
-        " clock_timestamp() + %s::interval BETWEEN %s::timestamptz AND %s::timestamptz",
-        [moment.number, clock.interval(), (moment.now - SLACK).isoformat(), (moment.now + SLACK).isoformat()],
-    )
+        f"{rights.NUMBER} = %s::bigint AND clock_timestamp() + %s::interval >= %s::timestamptz"
+        " AND clock_timestamp() + %s::interval < %s::timestamptz",
+        [
+            moment.number, clock.interval(), (moment.now - SLACK).isoformat(), clock.interval(), until.isoformat(),
+        ],
+    )  # fmt: skip

@@ -79,10 +79,14 @@ def _insert(table: str, columns: Iterable[str], end: str) -> str:
 def _update(table: type[Model], same: tuple[str, ...], columns: tuple[str, ...], end: str) -> str:
     """Rows found by the columns `same`, of the runs that are named; only what changed is set, and only that is sent."""
     typed = ", ".join(f'"{name}" {_type(table, name)}' for name in (*same, *columns))
+    if table is models.Run:
+        typed += ", from_hash text"
     sets = ", ".join(f'"{name}" = x."{name}"' for name in columns)
     if table is models.Run:
         sets = f"{sets}, revision = t.revision + 1".removeprefix(", ")
     found = " AND ".join(f't."{name}" = x."{name}"' for name in same)
+    if table is models.Run:  # the same history, not only as long a one: a backup may have been restored meanwhile
+        found += " AND t.last_hash = x.from_hash"
     run = "id" if table is models.Run else "run_id"
     return (
         f"UPDATE {table._meta.db_table} t SET {sets} FROM jsonb_to_recordset(%s::jsonb) AS x({typed})"
@@ -181,7 +185,7 @@ class _Changed:
 
     def step(self) -> tuple[str, Rows]:
         columns = tuple(sorted(self.columns.difference(self.same)))
-        sent = (*self.same, *columns)
+        sent = (*self.same, *columns, *(["from_hash"] if self.table is models.Run else []))
         rows = [{name: more[name] if name in more else _value(row, name) for name in sent} for row, more in self.rows]
         return _update(self.table, self.same, columns, self.end), rows
 
@@ -246,7 +250,14 @@ class _Rows:
                 new.append(_run_row(run, secret))
                 before = State(run)
             else:
-                old.add(before.run, run, _run_row(run, secret), whole=whole, revision=change.revision)
+                old.add(
+                    before.run,
+                    run,
+                    _run_row(run, secret),
+                    whole=whole,
+                    revision=change.revision,
+                    from_hash=before.run.last_hash,
+                )
             for wait, was in _pairs(after.waits, before.waits):
                 if was is None:
                     new_waits.append(_row(wait, secret))

@@ -10,8 +10,10 @@ to connections of this process's own, beside Django's, and what waits is the req
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections import OrderedDict
+import select
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -64,6 +66,10 @@ _apart: Final[ContextVar[psycopg.Connection | None]] = ContextVar("apart", defau
 _OWN: Final = "-c lock_timeout=50ms -c timezone=UTC -c plan_cache_mode=force_generic_plan"
 
 
+#: So many at one instant, for all that the loop does; whoever needs one more waits for it.
+OWN_AT_MOST: Final = 12
+
+
 class Own:
     """Connections of this process beside Django's: made when they are needed, and kept until they break.
 
@@ -72,24 +78,63 @@ class Own:
 
     def __init__(self) -> None:
         self._idle: list[psycopg.Connection] = []
+        self._used = 0
+        self._queue: deque[asyncio.Future[None]] = deque()
         self.made = 0
         """How many were made so far. What is known of the database may not hold for what a new one leads to."""
 
     @contextmanager
     def used(self) -> Iterator[psycopg.Connection]:
         """Here, in this greenlet or thread, `texts` goes to one of them."""
-        own = self._idle.pop() if self._idle else cooperative.aside(self._connect)
-        before = _apart.set(own)
+        while cooperative.on_the_loop() and self._used >= OWN_AT_MOST:
+            self._wait()
+        self._used += 1
+        own = None
         try:
-            yield own
+            own = self._sound() or cooperative.aside(self._connect)
+            before = _apart.set(own)
+            try:
+                yield own
+            finally:
+                _apart.reset(before)
         finally:
-            _apart.reset(before)
-            if not own.closed:
+            self._used -= 1
+            if own is not None and not own.closed:
                 self._idle.append(own)
+            self._wake()
+
+    def _wait(self) -> None:
+        """Until one was given back."""
+        turn = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            cooperative.wait_for(turn)
+        except BaseException:
+            if turn.done():
+                self._wake()  # it is somebody else's
+            raise
+
+    def _wake(self) -> None:
+        while self._queue:
+            if not (turn := self._queue.popleft()).done():
+                turn.set_result(None)
+                return
+
+    def _sound(self) -> psycopg.Connection | None:
+        """One that did not break while it was idle: nobody could tell that from a write that broke off."""
+        while self._idle:
+            own = self._idle.pop()
+            if not own.closed:
+                poll = select.poll()
+                poll.register(own.fileno(), select.POLLIN)
+                if not poll.poll(0):  # whoever asks nothing is told nothing, but that it is over
+                    return own
+            own.close()
+        return None
 
     def _connect(self) -> psycopg.Connection:
         given = connections[DEFAULT_DB_ALIAS].get_connection_params()
-        given |= {"options": f"{given['options']} {_OWN}", "application_name": "rehydrate group commit"}
+        given |= {"options": f"{given['options']} {_OWN}", "application_name": f"rehydrate group commit {os.getpid()}"}
         own = psycopg.connect(**given, autocommit=True)
         self.made += 1
         own.pgconn.nonblocking = 1  # for who sends; whoever calls in one piece is not concerned

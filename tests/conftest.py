@@ -212,7 +212,7 @@ class Server:
         return self.url
 
 
-def start_web(log: Path, *, threads: int = 64, **environment: str) -> Server:
+def start_web(log: Path, *, threads: int = 64, workers: int = 1, **environment: str) -> Server:
     """The web server as `up` starts it, on a free port, answering; the caller ends it."""
     port = free_port()
     name = settings.DATABASES["default"]["NAME"]
@@ -228,7 +228,7 @@ def start_web(log: Path, *, threads: int = 64, **environment: str) -> Server:
     }
     from rehydrate import http1
 
-    command = http1.command("127.0.0.1", port)
+    command = http1.command("127.0.0.1", port, workers=workers)
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out, start_new_session=True)
     server = Server(f"http://127.0.0.1:{port}", port, process, log, env)
@@ -249,7 +249,8 @@ def start_web(log: Path, *, threads: int = 64, **environment: str) -> Server:
 
 
 @pytest.fixture(scope="session")
-def _loop_server(django_db_setup: None, django_db_blocker: Any) -> Iterator[tuple[str, list[str]]]:
+def loop_servers_own(django_db_setup: None, django_db_blocker: Any) -> Iterator[tuple[Any, list[str]]]:
+    """The web server in this process, and what it remembered wrongly."""
     import uvicorn
     from django.db import connections
 
@@ -264,17 +265,25 @@ def _loop_server(django_db_setup: None, django_db_blocker: Any) -> Iterator[tupl
         finally:
             connections.close_all()  # there is no pool here
 
-    port = free_port()
     front = lane.on_the_loop(lane.in_threads(in_a_thread, 64))
-    config = uvicorn.Config(front, port=port, http=http1.Protocol, ws="none", log_level="error", lifespan="off")
+    config = uvicorn.Config(
+        front,
+        port=free_port(),
+        http=http1.Protocol,
+        ws="none",
+        log_level="error",
+        lifespan="off",
+        loop="asyncio",
+        proxy_headers=False,
+    )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, args=([config.bind_socket()],))  # as one of several workers
     thread.start()
     eventually(lambda: server.started, what="the web server")
     misremembered: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "keep", _compared(memory, misremembered))
-        yield f"http://127.0.0.1:{port}", misremembered
+        yield server, misremembered
     server.should_exit = True
     thread.join(30)
     sql.own_connections.close()
@@ -296,13 +305,13 @@ def _compared(memory: Any, misremembered: list[str]) -> Callable[[Any, Any], Non
 
 
 @pytest.fixture
-def loop_server(_loop_server: tuple[str, list[str]]) -> Iterator[str]:
+def loop_server(loop_servers_own: tuple[Any, list[str]]) -> Iterator[str]:
     """The address of the web server in this process, with its event loop and its threads, on this process's database.
 
     For tests with `transaction=True`.
     """
-    url, misremembered = _loop_server
-    yield url
+    server, misremembered = loop_servers_own
+    yield f"http://127.0.0.1:{server.config.port}"
     assert not misremembered, misremembered.pop()
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import connection
 
@@ -176,13 +177,83 @@ def test_a_connection_made_anew_may_lead_anywhere(bot: d.Agent, reads: list[str]
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND application_name = 'rehydrate group commit'"
+            " WHERE datname = current_database() AND application_name LIKE 'rehydrate group commit %'"
         )
     reads.clear()
     assert run.append(NOTE).status in (200, 503)
     run.do(NOTE)
     run.do(NOTE)
     assert reads
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Once it is emptied, the next statement of what was decided on a memory is carried out, and its answer is lost."""
+    seen = ["not yet"]
+    original = sql._carry_out
+
+    def carry_out(conn: psycopg.Connection, text: str, params: Any) -> Any:
+        found = original(conn, text, params)
+        if "sound AS" in text and not seen and found[0][0]:
+            seen.append(text)
+            conn.close()
+            raise psycopg.OperationalError("cut off")
+        return found
+
+    monkeypatch.setattr(sql, "_carry_out", carry_out)
+    return seen
+
+
+def test_a_write_whose_answer_is_lost_is_not_done_again(bot: d.Agent, cut: list[str]) -> None:
+    """Nobody knows whether it was carried out: the agent is told so. Above all a start that may have been granted is
+    not told to be another's.
+    """
+    run = bot.open()
+    start = ev("effect.planned", key="k", system="mail", action="send", impact="low", arguments={"n": 1}, start=True)
+    cut.clear()
+    answer = run.append(start)
+    assert cut
+    assert answer.status == 503
+    assert len(run.events("effect.started")) == 1
+
+
+def test_a_connection_that_broke_while_it_was_idle_is_nobodys_trouble(bot: d.Agent) -> None:
+    run = bot.open()
+    with connection.cursor() as cursor:
+        for own in sql.own_connections._idle:
+            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [own.info.backend_pid])
+    run.do(NOTE)
+
+
+def test_a_backup_that_was_restored_meanwhile_is_heeded(bot: d.Agent, world: d.World, reads: list[str]) -> None:
+    """The same revision, of another history, over connections that went on."""
+    run, by_loop = bot.open(), world.transport
+    run.do(NOTE)
+    row = RunRow.objects.get(pk=run.id)
+    last = LedgerEvent.objects.filter(run_id=run.id).order_by("-seq")[0]
+    with connection.cursor() as cursor:
+        cursor.execute("SET session_replication_role = replica")
+        cursor.execute("DELETE FROM rehydrate_ledgerevent WHERE run_id = %s AND seq = %s", [run.id, last.seq])
+        cursor.execute("SET session_replication_role = DEFAULT")
+    RunRow.objects.filter(pk=run.id).update(
+        revision=row.revision - 1, version=row.version - 1, last_hash=last.prev_hash
+    )
+    elsewhere(bot)
+    run.do(ev("note", text="written by another process since"))
+    world.transport = by_loop
+    assert RunRow.objects.get(pk=run.id).revision == row.revision
+    reads.clear()
+    run.do(NOTE)
+    assert reads == ["load_together"]  # the command verify_ledger has the last word
+
+
+def test_a_deadline_counts_by_the_databases_clock(bot: d.Agent) -> None:
+    """What becomes due before a change is saved comes before it, though it was not due yet when it was decided."""
+    run = bot.open()
+    before = State(RunState(id=run.id, lease_expires_at=NOW + dt.timedelta(milliseconds=7)))
+    condition, params = memory.sound(memory.Moment(NOW, 7, 0.0), [change(before, revision=1, before=before)])
+    assert "<" in condition
+    assert params[-1] == (NOW + dt.timedelta(milliseconds=7)).isoformat()
 
 
 # -- by itself -------------------------------------------------------------------------------------------------------
@@ -257,6 +328,15 @@ def test_an_answer_that_is_late_tells_no_older_time(mind: Memory, watch: Watch) 
     assert moment.now == NOW
 
 
+def test_nothing_is_reckoned_to_be_before_what_was_read(mind: Memory, watch: Watch) -> None:
+    """Two read at about the same instant, and the answer to the first came last."""
+    mind.learn(ground(NOW + dt.timedelta(milliseconds=2)), SITE, watch.at)
+    mind.learn(ground(NOW + dt.timedelta(milliseconds=1)), SITE, watch.at)
+    moment = mind.moment()
+    assert moment is not None
+    assert moment.now == NOW + dt.timedelta(milliseconds=2)
+
+
 def test_policies_are_known_at_one_number(mind: Memory, watch: Watch) -> None:
     loading._people_at = (8, {"w": People(groups={}, reviewers=[])})
     try:
@@ -290,6 +370,27 @@ def test_what_was_read_in_part_is_not_kept(mind: Memory) -> None:
     mind.keep(change(State(run())), run())
     mind.keep(change(State(run(), complete=False), revision=1, before=State(run())), run())
     assert mind._runs == {}
+
+
+def test_those_whose_time_is_over_go(mind: Memory, watch: Watch) -> None:
+    mind.keep(change(State(run("a"))), run("a"))
+    watch.at += memory.KEPT_FOR + 1
+    mind.keep(change(State(run("b"))), run("b"))
+    assert list(mind._runs) == ["b"]
+
+
+def test_what_is_learnt_late_at_an_older_number_spoils_nothing(mind: Memory, watch: Watch) -> None:
+    mind.learn(ground(number=6, policy=3), SITE, watch.at - 0.1)
+    moment = mind.moment()
+    assert moment is not None
+    assert (moment.number, mind._policies["w", "flow"]) == (7, 0)
+
+
+def test_flows_are_not_remembered_without_end(mind: Memory, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "FLOWS", 10)
+    for n in range(25):
+        mind.learn(ground(), Site("w", f"flow-{n}", "x"), watch.at)
+    assert len(mind._policies) <= 10
 
 
 def test_so_many_are_kept(mind: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import psutil
 import pytest
 from django.db import connection
 
+from rehydrate import sql
 from rehydrate.notices import Kind
 from tests.conftest import ROOT, Server, end, eventually, start_web
 from tests.contract.driver import CAST, Agent, HttpTransport, World, approval, order, paused
@@ -90,7 +92,7 @@ def test_those_who_wait_hold_no_connection(bot: Agent, live_server: Server, thre
     eventually(lambda: listening(live_server) == 1, within=60, what="the listening connection")
     eventually(lambda: sessions("rehydrate", "idle") == 0, what="that no connection is in use")
     assert sessions("rehydrate") <= 8 + 1  # this test's own session is one of the application, too
-    assert sessions("rehydrate group commit") <= 4  # one for each kind of what is done together
+    assert sessions(f"rehydrate group commit {live_server.process.pid}") <= sql.OWN_AT_MOST < 20
     assert not any(one.done() for one in waiting)
     bot.world.person("alice").approve(run.wait("legal-approval"))
     eventually(lambda: any(one.done() for one in waiting), within=30, what="the envelope")
@@ -193,3 +195,29 @@ def test_a_forked_worker_hears_for_itself(live_server: Server) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_of_two_workers_one_may_be_killed(bot: Agent, live_server: Server, tmp_path: Path) -> None:
+    """The other answers meanwhile, and it is replaced."""
+    server = start_web(tmp_path / "two.log", workers=2)
+    try:
+
+        def workers() -> list[psutil.Process]:
+            found = psutil.Process(server.process.pid).children()
+            alive = [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
+            return [one for one in alive if "spawn_main" in " ".join(one.cmdline())]
+
+        def answers() -> bool:
+            with suppress(httpx.TransportError):
+                return httpx.get(f"{server.url}/healthz", timeout=5).status_code == 200
+            return False
+
+        eventually(lambda: len(workers()) == 2, what="two workers")
+        first, _ = workers()
+        first.kill()
+        eventually(lambda: len(workers()) == 2 and first not in workers(), within=60, what="another worker")
+        eventually(answers, what="an answer")
+        run = bot.open(holder=None)
+        assert claim(server, bot).json()["run"]["id"] == run.id
+    finally:
+        end(server.process)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
+from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from rest_framework.exceptions import MethodNotAllowed
@@ -206,7 +207,8 @@ def carry_out(http: HttpRequest, operation: Operation, ids: Mapping[str, str]) -
     try:
         response = act(caller)
     except Exception as error:
-        if caller.confirmed and not isinstance(error, Outdated):
+        # Where the database did not answer, nobody knows what was saved: it is not done again.
+        if (caller.confirmed or isinstance(error, DatabaseError)) and not isinstance(error, Outdated):
             raise
     else:
         if not caller.confirmed:

@@ -8,7 +8,7 @@ else in a thread.
 import functools
 import io
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from a2wsgi.wsgi import WSGIMiddleware, build_environ
@@ -83,10 +83,24 @@ def in_front_of(django: WSGIApplication) -> WSGIApplication:
     return application
 
 
-def in_threads(application: WSGIApplication, number: int) -> ASGIApplication:
+def in_threads(wsgi: WSGIApplication, number: int) -> ASGIApplication:
     """The application, each request in one of so many threads."""
-    threads: Any = WSGIMiddleware(application, workers=number)  # type: ignore[arg-type] # typed, but in its own way
-    return cast(ASGIApplication, threads)
+    threads: Any = WSGIMiddleware(wsgi, workers=number)  # type: ignore[arg-type] # typed, but in its own way
+
+    async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        whole = scope["type"] != "http"
+
+        async def received() -> Message:
+            nonlocal whole
+            message = await receive()
+            if message["type"] == "http.disconnect" and not whole:
+                raise ConnectionResetError("the body broke off")
+            whole = whole or not message.get("more_body", False)
+            return message
+
+        await threads(scope, received, send)
+
+    return application
 
 
 #: Longer bodies are gone through in a thread, where they keep nobody else waiting (bytes).

@@ -94,9 +94,10 @@ def for_exception(error: Exception, request: HttpRequest | None = None) -> HttpR
         case BadRequest() | SuspiciousOperation():
             return problem(400, "malformed", str(error) or "The request cannot be read.")
         case OperationalError() | InterfaceError():
-            # Gone, restarting, out of connections, a deadlock or a time-out: nothing was written, and it will pass.
+            # Gone, restarting, out of connections, a deadlock or a time-out: it will pass. Where it went away in the
+            # middle of a commit, nobody knows what was written.
             log.warning("database: %s", error)
-            detail = "The database did not answer. Nothing was changed: try again with the same Idempotency-Key."
+            detail = "The database did not answer. Try again with the same Idempotency-Key; without one, look first."
             return problem(503, "unavailable", detail, headers={"Retry-After": "1"})
         case _:
             log.error("%s %s", *_line(request), exc_info=error)

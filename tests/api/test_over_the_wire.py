@@ -1,6 +1,7 @@
 """What only a real socket shows: bodies without a length, connections that go on, HEAD without a body."""
 
 import contextlib
+import dataclasses
 import json
 import socket
 import threading
@@ -10,9 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
+from django.http import UnreadablePostError
 
-from rehydrate import http1, wakeups
-from rehydrate.models import Workspace
+from rehydrate import http1, sql, wakeups
+from rehydrate.api import endpoint
+from rehydrate.models import Signal, Workspace
+from rehydrate.models import Wait as WaitRow
 from tests.conftest import eventually
 from tests.contract import driver as d
 
@@ -138,6 +142,8 @@ class Wire:
     def __init__(self, url: str) -> None:
         self.socket = socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=30)
 
+        self.name = self.socket.getsockname()
+
     def close(self) -> None:
         self.socket.close()
 
@@ -183,7 +189,7 @@ def test_what_is_no_request_is_told_so_and_cut_off(wire: Wire, raw: bytes) -> No
 
 @pytest.mark.parametrize("first", [b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET"])
 def test_who_says_nothing_for_long_is_cut_off(loop_server: str, monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
-    monkeypatch.setattr(http1, "HEAD_WITHIN", 0.2)
+    monkeypatch.setattr(http1, "MORE_WITHIN", 0.2)
     with contextlib.closing(Wire(loop_server)) as quiet:
         answer = quiet.says(first)  # comes back only when the connection is closed
     assert answer.count(b"HTTP/1.1 200 OK") == (1 if b"\r\n\r\n" in first else 0)
@@ -197,3 +203,122 @@ def test_an_address_in_no_letters_is_refused(wire: Wire, method: bytes, address:
     head = b"Host: 127.0.0.1\r\nConnection: close\r\nAuthorization: Bearer x\r\nContent-Length: 2\r\n"
     answer = wire.says(b"%s %s HTTP/1.1\r\n%s\r\n{}" % (method, address, head))
     assert int(answer.split()[1]) in range(400, 500), answer
+
+
+def test_a_small_answer_is_sent_at_once(wire: Wire, loop_servers_own: tuple[Any, Any]) -> None:
+    """Its head and its body are sent one by one: the second must not wait until the first was acknowledged."""
+    server, _ = loop_servers_own
+    (connection,) = eventually(lambda: [one for one in server.server_state.connections if one.client == wire.name])
+    options = connection.transport.get_extra_info("socket")
+    assert options.proto == 0  # asyncio does nothing about such a socket
+    assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+CLAIM = b'{"flows": ["contract-approval"], "holder": "x"}'
+
+
+def claiming(bot: d.Agent, *headers: str) -> bytes:
+    lines = [f"Authorization: Bearer {bot.key}", "Content-Type: application/json", f"Content-Length: {len(CLAIM)}"]
+    return "\r\n".join(["POST /api/v1/claims HTTP/1.1", "Host: x", *headers, *lines, "", ""]).encode() + CLAIM
+
+
+def test_a_trailer_is_no_header(world: d.World, wire: Wire) -> None:
+    """What a proxy strips or sets in a head it does not look for behind a body."""
+    head = b"POST /api/v1/claims HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    trailer = f"Authorization: Bearer {world.agent('bot').key}\r\n\r\n".encode()
+    chunk = b"%x\r\n%s\r\n0\r\n" % (len(CLAIM), CLAIM)
+    assert wire.says(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk + trailer).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize("endless", [b"X-T: " + b"y" * 1000 + b"\r\n", b"0" * 1000])
+def test_what_comes_behind_a_body_has_an_end(wire: Wire, endless: bytes) -> None:
+    """Trailers, or the length of a chunk."""
+    head = b"POST /api/v1/claims HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0"
+    wire.socket.sendall(head + (b"\r\n" if b":" in endless else b""))
+    with pytest.raises(ConnectionError):
+        wire.socket.sendall(endless * 200_000)
+
+
+def test_an_offer_to_change_what_is_spoken_is_ignored(world: d.World, wire: Wire) -> None:
+    """So do curl --http2 and others with each request."""
+    bot = world.agent("bot")
+    wire.socket.sendall(claiming(bot, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAA"))
+    assert wire.socket.recv(65536).startswith(b"HTTP/1.1 204 ")
+    assert wire.says(claiming(bot, "Connection: close")).startswith(b"HTTP/1.1 204 ")
+
+
+def test_one_that_comes_in_pieces_is_refused(
+    world: d.World, wire: Wire, loop_servers_own: tuple[Any, list[str]]
+) -> None:
+    """The parser would take its body for what is spoken after the change."""
+    server, _ = loop_servers_own
+    asked = claiming(world.agent("bot"), "Connection: Upgrade", "Upgrade: h2c")
+    middle = asked.index(b"h2c")
+    wire.socket.sendall(asked[:middle])
+
+    def is_read() -> bool:
+        return any(one.client == wire.name and one._in_head for one in server.server_state.connections)
+
+    eventually(is_read, what="the first piece")
+    assert wire.says(asked[middle:]).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_tunnel_is_refused(wire: Wire) -> None:
+    assert wire.says(b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.fixture
+def failed(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """What went wrong with requests in this process."""
+    seen: list[Exception] = []
+    original = endpoint.carry_out
+
+    def carry_out(*args: Any) -> Any:
+        try:
+            return original(*args)
+        except Exception as error:
+            seen.append(error)
+            raise
+
+    monkeypatch.setattr(endpoint, "carry_out", carry_out)
+    return seen
+
+
+def test_a_body_that_broke_off_answers_nothing(world: d.World, wire: Wire, failed: list[Exception]) -> None:
+    """22 of 30 bytes came, then their connection ended: what was meant is not known."""
+    wait = world.agent("bot").open().pause(d.callback())
+    address = d.hook_path(wait["callback_url"])
+    head = f"POST {address} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+    wire.socket.sendall(f"{head}Content-Length: 30\r\n\r\napproved=yes&amount=10".encode())
+    wire.socket.shutdown(socket.SHUT_WR)
+    assert wire.hears() == b""
+    eventually(lambda: failed, what="its end")
+    assert [type(error) for error in failed] == [UnreadablePostError]
+    assert Signal.objects.count() == 0
+    assert WaitRow.objects.get(pk=wait["id"]).status == "open"
+
+
+@pytest.mark.parametrize("came", [b"", b"{"])
+def test_a_body_that_does_not_come_keeps_no_thread(
+    world: d.World, loop_server: str, failed: list[Exception], monkeypatch: pytest.MonkeyPatch, came: bytes
+) -> None:
+    monkeypatch.setattr(http1, "MORE_WITHIN", 0.2)
+    head = b"POST /api/v1/hooks/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9"
+    with contextlib.closing(Wire(loop_server)) as slow:
+        assert slow.says(head + b"\r\n\r\n" + came) == b""
+    eventually(lambda: failed, what="its end")
+    assert [type(error) for error in failed] == [UnreadablePostError]
+
+
+def test_wrong_keys_do_not_use_up_the_databases_connections(world: d.World, loop_server: str) -> None:
+    """A hundred at one instant, of which each has to be looked up."""
+    key = world.agent("bot").key
+    assert key is not None
+    wrong = dataclasses.replace(world.agent("bot"), key=key[:-3] + ("aaa" if key[-3:] != "aaa" else "bbb"))
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(contextlib.closing(Wire(loop_server))) for _ in range(100)]
+        for each in wires:
+            each.socket.sendall(claiming(wrong))
+        assert {each.socket.recv(65536)[9:12] for each in wires} == {b"401"}
+    assert sql.own_connections._used == 0
+    assert len(sql.own_connections._idle) <= sql.OWN_AT_MOST

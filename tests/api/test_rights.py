@@ -376,6 +376,7 @@ def both(loop_server: str, other_server: str) -> Iterator[list[d.HttpTransport]]
         transport.client.close()
 
 
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("change", CHANGES)
 def test_so_it_is_in_each_process(both: list[d.HttpTransport], tmp_path: Any, change: str) -> None:
     stage = Stage(both[0], tmp_path)

@@ -41,9 +41,11 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         made.pool.shutdown(wait=True)
 
 
-@pytest.fixture(autouse=True, params=["each alone", "together"])
+@pytest.fixture(autouse=True, params=["each alone", "together", "on memory"])
 def group_commit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each in its thread; and on an event loop, as the web server does it."""
+    """Each in its thread; on an event loop, as the web server does it; and there for callers whose rights are confirmed
+    where it is written, so that what was just written need not be read.
+    """
     from rehydrate import services, sql
 
     from . import stage
@@ -53,6 +55,9 @@ def group_commit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         return
     with stage.event_loop() as loop:
         for name in stage.ON_THE_LOOP:
-            monkeypatch.setattr(services, name, stage.carried_out_on(loop, getattr(services, name)))
+            on_the_loop = stage.carried_out_on(loop, getattr(services, name))
+            if request.param == "on memory":
+                on_the_loop = stage.with_rights(on_the_loop)
+            monkeypatch.setattr(services, name, on_the_loop)
         yield
     sql.own_connections.close()

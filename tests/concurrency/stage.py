@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from rehydrate import cooperative
+from rehydrate import cooperative, rights
+from rehydrate.callers import Caller
 from tests.conftest import eventually
 
 Answer = Any
@@ -71,6 +73,18 @@ def carried_out_on(loop: asyncio.AbstractEventLoop, function: Callable[..., Any]
         if _elsewhere.is_set():
             return function(*args, **kwargs)
         return asyncio.run_coroutine_threadsafe(cooperative.carry_out(function, *args, **kwargs), loop).result(PATIENCE)
+
+    return call
+
+
+def with_rights(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose caller is taken for who was looked up a moment ago."""
+
+    def call(caller: Caller, *args: Any) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {rights.NUMBER}")
+            (number,) = cursor.fetchone()
+        return function(dataclasses.replace(caller, rights=rights.Rights(number)), *args)
 
     return call
 

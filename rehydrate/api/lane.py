@@ -74,9 +74,11 @@ def in_front_of(django: WSGIApplication) -> WSGIApplication:
         if found is None:
             return django(environ, start_response)
         try:
-            response, body, headers = lane.answer(*found)
+            response = _answer(*found)
         finally:
             close_old_connections()  # as Django does at the end of each request
+        body = response.content
+        headers = [*response.headers.items(), ("Content-Length", str(len(body))), *lane.always]
         start_response(f"{response.status_code} {response.reason_phrase}", headers)
         return [body]
 
@@ -114,6 +116,7 @@ def on_the_loop(others: ASGIApplication) -> ASGIApplication:
     The answers are the same in both ways.
     """
     lane = _Lane()
+    always = _encoded(lane.always)
 
     async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -141,12 +144,17 @@ def on_the_loop(others: ASGIApplication) -> ASGIApplication:
             more = message.get("more_body", False)
         body.seek(0)
         cooperative.hung_up.set(functools.partial(_disconnected, receive))
-        response, content, headers = await cooperative.carry_out(lane.answer, *found)
-        encoded = [(name.lower().encode("latin1"), value.encode("latin1")) for name, value in headers]
-        await send({"type": "http.response.start", "status": response.status_code, "headers": encoded})
+        response = await cooperative.carry_out(_answer, *found)
+        content = response.content
+        headers = [*_encoded(response.headers.items()), (b"content-length", b"%d" % len(content)), *always]
+        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         return await send({"type": "http.response.body", "body": content})
 
     return application
+
+
+def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode("latin1"), value.encode("latin1")) for name, value in headers]
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -157,7 +165,8 @@ async def _disconnected(receive: Receive) -> None:
 class _Lane:
     def __init__(self) -> None:
         self._addresses = Addresses(get_resolver())
-        self._always = _always()
+        self.always = _always()
+        """The headers that are the same for all answers."""
 
     def find(self, environ: WSGIEnvironment) -> tuple[WSGIRequest, Operation, Mapping[str, str]] | None:
         """The request, the operation that it asks for, and the ids in its address; None where it is Django's."""
@@ -171,14 +180,6 @@ class _Lane:
         if settings.SECURE_SSL_REDIRECT and not request.is_secure():
             return None
         return request, *found
-
-    def answer(
-        self, request: WSGIRequest, operation: Operation, ids: Mapping[str, str]
-    ) -> tuple[HttpResponse, bytes, list[tuple[str, str]]]:
-        """The answer, its body and its headers."""
-        response = _answer(request, operation, ids)
-        body = response.content
-        return response, body, [*response.headers.items(), ("Content-Length", str(len(body))), *self._always]
 
 
 def _answer(request: WSGIRequest, operation: Operation, ids: Mapping[str, str]) -> HttpResponse:
@@ -194,7 +195,7 @@ def _answer(request: WSGIRequest, operation: Operation, ids: Mapping[str, str]) 
 
 
 def _always() -> list[tuple[str, str]]:
-    """The headers that are the same for all answers, those of Django's security middleware among them."""
+    """Those of Django's security middleware are among them."""
     request = WSGIRequest({"REQUEST_METHOD": "GET", "wsgi.input": io.BytesIO(), "wsgi.url_scheme": "https"})
     response = HttpResponse(headers=_HEADERS)
     SecurityMiddleware(lambda _: response).process_response(request, response)

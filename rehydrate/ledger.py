@@ -430,10 +430,6 @@ def catch_up(lock: Locker) -> int:
         ids = lock()
         if not ids:
             return 0
-        with (
-            connection.cursor() as cursor
-        ):  # what follows are the same few statements, whose plans are good for any runs
-            cursor.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         changes: list[Change | None] = []
         whole: list[str] = []  # those of which the verdict needs all effects
         for run_id, loaded in loading.load_runs(ids, lock=False).items():

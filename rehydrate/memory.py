@@ -1,9 +1,10 @@
 """What this process remembers of the runs that it wrote a moment ago, so that their next step need not be read first.
 
 Nothing is taken for granted. What was decided on a memory is saved only if, within the statement that saves it, the
-database still has the run at that revision, all rights and policies at that number (see `rights`), and a clock that is
-not further than `SLACK` from the time that was reckoned with. Whatever else comes of it (a refusal, nothing to write,
-somebody who was quicker) counts for nothing: then the run is read, and all of it is decided anew.
+database still has the run at that revision, with that hash; all rights and policies at that number (see `rights`); and
+a clock that has come to the time that was reckoned with, is not further on than `SLACK`, and not where anything else
+becomes due. Whatever else comes of it (a refusal that is not recorded, nothing to write, somebody who was quicker)
+counts for nothing: then the run is read, and all of it is decided anew.
 """
 
 import datetime as dt
@@ -160,10 +161,8 @@ def sound(moment: Moment, changes: Iterable[Change]) -> Condition:
             run = before.run
             dues = (*loading.timers(before).values(), run.lease_expires_at, run.alarm_at)
             until = min(until, *(due for due in dues if due is not None and due > moment.now))
+    at = f"clock_timestamp() + '{clock.interval()}'::interval"
     return (
-        f"{rights.NUMBER} = %s::bigint AND clock_timestamp() + %s::interval >= %s::timestamptz"
-        " AND clock_timestamp() + %s::interval < %s::timestamptz",
-        [
-            moment.number, clock.interval(), (moment.now - SLACK).isoformat(), clock.interval(), until.isoformat(),
-        ],
-    )  # fmt: skip
+        f"{rights.NUMBER} = %s::bigint AND {at} >= %s::timestamptz AND {at} < %s::timestamptz",
+        [moment.number, moment.now.isoformat(), until.isoformat()],
+    )

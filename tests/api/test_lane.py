@@ -53,7 +53,7 @@ def ask(application: WSGIApplication, environ: WSGIEnvironment) -> Answer:
     return Answer(*begun[0], body)
 
 
-async def ask_on_the_loop(application: Any, environ: WSGIEnvironment, **more: Any) -> Answer:
+async def ask_on_the_loop(application: Any, environ: WSGIEnvironment) -> Answer:
     """The same request as the web server's event loop gets it."""
     body = environ["wsgi.input"].read()
     names = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
@@ -69,7 +69,6 @@ async def ask_on_the_loop(application: Any, environ: WSGIEnvironment, **more: An
         "client": ("127.0.0.1", 1),
         "server": ("testserver", 80),
         "headers": [(names[name].encode(), str(environ[name]).encode()) for name in names if environ.get(name)],
-        **more,
     }
     pieces = [body[: len(body) // 2], body[len(body) // 2 :]]
     sent: list[Any] = []

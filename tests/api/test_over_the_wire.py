@@ -141,7 +141,6 @@ class Wire:
 
     def __init__(self, url: str) -> None:
         self.socket = socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=30)
-
         self.name = self.socket.getsockname()
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from rehydrate.postgres import Embedded
 from tests import netns
-from tests.conftest import FAST_AND_LOOSE, eventually
+from tests.conftest import FAST_AND_LOOSE, eventually, free_port
 from tests.test_up import PATIENCE, Up
 
 # One after the other: each starts a dozen processes.
@@ -88,7 +88,7 @@ def start(ledger: Postgres, open_folder: Path) -> Iterator[Callable[..., Up]]:
 
     def begin(*words: str, **how: Any) -> Up:
         folder = open_folder / f"data{len(started)}"
-        up = Up(folder, *(words or ("--port", "0", "--no-demo")), DATABASE_URL=ledger.url, **how)
+        up = Up(folder, *(words or ("--port", str(free_port()), "--no-demo")), DATABASE_URL=ledger.url, **how)
         started.append(up)
         return up
 

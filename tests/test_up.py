@@ -101,7 +101,7 @@ def start(open_folder: Path) -> Iterator[Callable[..., Up]]:
     started: list[Up] = []
 
     def begin(*words: str, folder: Path | None = None, **environment: str) -> Up:
-        words = words or ("--port", "0", "--no-demo")
+        words = words or ("--port", str(free_port()), "--no-demo")
         up = Up(folder or open_folder / "data", *words, **environment)
         started.append(up)
         return up

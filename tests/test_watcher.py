@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rehydrate.supervisor import reaper
 from rehydrate.supervisor.service import Service
 from rehydrate.supervisor.watcher import StartError, Watcher
 
@@ -160,3 +165,27 @@ def test_one_waits_for_those_it_comes_after(watcher: Watcher) -> None:
 
     run_until(watcher, both)
     assert seen == [True]
+
+
+def test_one_that_was_started_as_the_supervisor_was_killed_is_ended_though_the_reaper_was_not_told(
+    tmp_path: Path,
+) -> None:
+    def started(*command: str, flag: Path) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "REHYDRATE_STOP_FLAG": str(flag)}
+        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+
+    flag = tmp_path / "stopping"
+    waits = "import sys; sys.stdin.read()"
+    with contextlib.ExitStack() as stack:
+        told, untold, of_another = (
+            stack.enter_context(started(sys.executable, "-c", waits, flag=its))
+            for its in (flag, flag, tmp_path / "another")
+        )
+        reaps = stack.enter_context(started(sys.executable, "-I", reaper.__file__, str(flag), flag=flag))
+        assert reaps.stdin is not None
+        with reaps.stdin as gone:
+            gone.write(f"+{told.pid} {int(signal.SIGTERM)} 1\n".encode())
+        assert (told.wait(10), untold.wait(10)) == (-signal.SIGTERM, -signal.SIGINT)
+        assert reaps.wait(30) == 0
+        assert not flag.exists()
+        assert of_another.poll() is None

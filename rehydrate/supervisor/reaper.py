@@ -26,13 +26,28 @@ def main() -> None:
             groups[int(group)] = (int(number), int(level))
         elif line.startswith("-"):
             groups.pop(int(line[1:]), None)
-    if not groups:
+    if not groups and not untold():
         return
     with open(sys.argv[1], "w"):
         pass
     for level in sorted({level for _, level in groups.values()}, reverse=True):
         end({group: number for group, (number, its) in groups.items() if its == level})
+    end(dict.fromkeys(untold(), signal.SIGINT))
     os.unlink(sys.argv[1])
+
+
+def untold() -> set[int]:
+    """The groups of all that were started with this flag's path, and are left."""
+    mark = b"REHYDRATE_STOP_FLAG=" + os.fsencode(sys.argv[1])
+    found = set()
+    for process in os.listdir("/proc") if os.path.isdir("/proc/self") else []:
+        try:
+            with open(f"/proc/{process}/environ", "rb") as environment:
+                if mark in environment.read().split(b"\0"):
+                    found.add(os.getpgid(int(process)))
+        except (OSError, ValueError):
+            pass  # it has ended, it is somebody else's, or no process at all
+    return found - {os.getpgid(0)}
 
 
 def end(groups: dict[int, int]) -> None:

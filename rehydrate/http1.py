@@ -6,13 +6,16 @@ import socket
 import sys
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 #: The longest head of a request, with its address and all headers (bytes).
 LONGEST_HEAD: Final = 65_536
 #: Seconds in which a head has to be there once its connection has begun, or its first byte has come; and after it, of
 #: its body, each further piece.
 MORE_WITHIN: Final = 30.0
+
+#: Bytes for which there is room at each reading. With asyncio's 256 KiB each would be mapped into memory and out again.
+READ_AT_MOST: Final = 65_536
 
 #: Seconds for which a connection is kept without a request: longer than proxies and agents keep theirs.
 KEPT_ALIVE: Final = 75
@@ -53,16 +56,20 @@ class Protocol(HttpToolsProtocol):
         self._between = True  # a head is what comes next
         self._in_head = False
         self._head = self._since_body = 0  # bytes
+        self._expected_since: float | None = None
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # asyncio does so only where the server opened its port itself, and not as one of several workers.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.max_size = READ_AT_MOST  # type: ignore[attr-defined] # asyncio's, of which typeshed says nothing
         self._expect_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
+        if self._patience is not None:
+            self._patience.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -98,6 +105,7 @@ class Protocol(HttpToolsProtocol):
             self._refuse("Nothing is spoken here but HTTP/1.1: send the request without Upgrade.")
             return
         super().on_headers_complete()
+        self.cycle.transport = _InOne(self.cycle)  # type: ignore[assignment] # all that a cycle uses of it
         self._expect_more()
 
     def on_body(self, body: bytes) -> None:
@@ -120,17 +128,52 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def _expect_more(self) -> None:
-        if self._patience is None:
-            self._patience = self.loop.call_later(MORE_WITHIN, self._out_of_patience)
+        if self._expected_since is None:
+            self._expected_since = self.loop.time()
+            if self._patience is None:
+                self._patience = self.loop.call_later(MORE_WITHIN, self._look)
 
-    def _out_of_patience(self) -> None:
+    def _expect_nothing(self) -> None:
+        self._expected_since = None
+
+    def _look(self) -> None:
+        """A timer for each thing that is expected would cost more than reading it: this one looks what it is by now."""
         self._patience = None
+        if self._expected_since is None:
+            return
         if self.flow.read_paused:
-            self._expect_more()  # it is we who do not read
+            self._expected_since = self.loop.time()  # it is we who do not read
+        left = self._expected_since + MORE_WITHIN - self.loop.time()
+        if left > 0:
+            self._patience = self.loop.call_later(left, self._look)
         else:
             self.transport.close()
 
-    def _expect_nothing(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+
+class _InOne:
+    """The transport of an answer, whose head is sent together with the beginning of its body, and not before it: two
+    packets wake whoever waits for them twice.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport = cycle.transport
+        self._head: bytes | None = None
+        self._joined = cycle.scope["method"] == "HEAD"  # nothing comes after it
+
+    def write(self, data: bytes) -> None:
+        if self._joined or not self._cycle.response_started:  # a 100 (Continue) is no answer yet
+            self._transport.write(data)
+        elif self._head is None:
+            self._head = data
+        else:
+            self._joined = True
+            self._transport.write(self._head + data)
+
+    def close(self) -> None:
+        if self._head is not None and not self._joined:
+            self.write(b"")
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

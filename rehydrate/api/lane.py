@@ -142,7 +142,7 @@ def on_the_loop(others: ASGIApplication) -> ASGIApplication:
                 return None
             body.write(message.get("body", b""))
             more = message.get("more_body", False)
-        body.seek(0)
+        found[0]._body = body.getvalue()  # as Django keeps what it has read
         cooperative.hung_up.set(functools.partial(_disconnected, receive))
         response = await cooperative.carry_out(_answer, *found)
         content = response.content

@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, overload
 
 import msgspec
@@ -23,8 +24,12 @@ def instant(when: None) -> None: ...
 def instant(when: datetime | None) -> str | None: ...
 def instant(when: datetime | None) -> str | None:
     """RFC 3339 in UTC with a Z and microseconds as they are: the one spelling in hashes, payloads and answers."""
-    if when is None:
-        return None
+    return None if when is None else _spelt(when)
+
+
+@lru_cache(maxsize=1000)
+def _spelt(when: datetime) -> str:
+    """Kept, since what happens at one instant is told in many places."""
     return f"{(when if when.tzinfo is UTC else when.astimezone(UTC)).isoformat()[:-6]}Z"  # without +00:00
 
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -204,13 +205,57 @@ def test_an_address_in_no_letters_is_refused(wire: Wire, method: bytes, address:
     assert int(answer.split()[1]) in range(400, 500), answer
 
 
-def test_a_small_answer_is_sent_at_once(wire: Wire, loop_servers_own: tuple[Any, Any]) -> None:
-    """Its head and its body are sent one by one: the second must not wait until the first was acknowledged."""
+@pytest.fixture
+def connection(wire: Wire, loop_servers_own: tuple[Any, Any]) -> Any:
+    """The wire's other end."""
     server, _ = loop_servers_own
-    (connection,) = eventually(lambda: [one for one in server.server_state.connections if one.client == wire.name])
+    (made,) = eventually(lambda: [one for one in server.server_state.connections if one.client == wire.name])
+    return made
+
+
+def test_what_is_sent_waits_for_no_acknowledgement(connection: Any) -> None:
     options = connection.transport.get_extra_info("socket")
     assert options.proto == 0  # asyncio does nothing about such a socket
     assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/api/v1/me", "/nowhere"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_an_answer_is_sent_as_one(wire: Wire, connection: Any, method: str, path: str) -> None:
+    sent: list[bytes] = []
+    send = connection.transport.write
+
+    def noted(data: bytes) -> None:
+        sent.append(data)
+        send(data)
+
+    connection.transport.write = noted
+    answer = wire.says(f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 ")
+    assert answer.endswith(b"\r\n\r\n") == (method == "HEAD")
+    assert [piece for piece in sent if piece] == [answer]
+
+
+@pytest.mark.parametrize("path", ["/api/v1/claims", "/api/v1/hooks/x"])  # on the loop, and in a thread
+def test_who_asks_whether_to_go_on_is_told_so_before_the_answer(world: d.World, wire: Wire, path: str) -> None:
+    bot = world.agent("bot")
+    wire.socket.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {bot.key}\r\nConnection: close\r\n"
+        "Content-Type: application/json\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n".encode()
+    )
+    assert wire.socket.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert wire.says(b"{}").startswith(b"HTTP/1.1 4")
+
+
+def test_a_head_without_the_body_it_tells_of_is_sent_before_the_end() -> None:
+    sent: list[bytes | str] = []
+    transport = SimpleNamespace(write=sent.append, close=lambda: sent.append("closed"))
+    cycle = SimpleNamespace(transport=transport, response_started=True, scope={"method": "GET"})
+    one = http1._InOne(cycle)  # type: ignore[arg-type] # what it looks at
+    one.write(b"head")
+    assert sent == []
+    one.close()
+    assert sent == [b"head", "closed"]
 
 
 CLAIM = b'{"flows": ["contract-approval"], "holder": "x"}'

@@ -110,6 +110,7 @@ def _drive(
     seconds: float,
     pipe: Any,
     environment: dict[str, str] | None = None,
+    once: bool = False,
 ) -> None:
     """Clients in this process; with an `environment` they call the ledger directly."""
     import threading
@@ -129,8 +130,8 @@ def _drive(
     ready, go = threading.Barrier(clients + 1), threading.Barrier(clients + 1)
 
     def loop() -> None:
-        agent: Any = Caller(port, agent_key) if environment is None else Direct()
-        person: Any = Caller(port, person_key) if environment is None else Direct("alice")
+        agent: Any = Caller(port, agent_key, once=once) if environment is None else Direct()
+        person: Any = Caller(port, person_key, once=once) if environment is None else Direct("alice")
         try:
             end = clock() + warm
             while clock() < end:
@@ -170,11 +171,17 @@ def _drive(
 
 
 def measure(
-    made: Installation, *, clients: int, seconds: float = 6, warm: float = 2, direct: bool = False
+    made: Installation,
+    *,
+    clients: int,
+    seconds: float = 6,
+    warm: float = 2,
+    direct: bool = False,
+    once: bool = False,
 ) -> dict[str, Any]:
     """Cycles a second with `clients` clients in at most two processes, latencies in ms, CPU ms a cycle by process.
 
-    `direct`: without HTTP, so that what the clients' processes use is the ledger's.
+    `direct`: without HTTP, so that what the clients' processes use is the ledger's. `once`: with Idempotency-Keys.
     """
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
@@ -183,7 +190,7 @@ def measure(
         process = context.Process(
             target=_drive,
             args=(made.port, made.agent, made.person, share, warm, seconds, theirs),
-            kwargs={"environment": made.environment if direct else None},
+            kwargs={"environment": made.environment if direct else None, "once": once},
             daemon=True,
         )
         process.start()
@@ -238,7 +245,11 @@ if __name__ == "__main__":
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--direct", action="store_true", help="call the ledger in the clients' processes, without HTTP")
+    parser.add_argument("--once", action="store_true", help="send an Idempotency-Key with each request")
     given = parser.parse_args()
     with installation() as made:
         for clients in given.clients:
-            print(json.dumps(measure(made, clients=clients, seconds=given.seconds, direct=given.direct)), flush=True)
+            print(
+                json.dumps(measure(made, clients=clients, seconds=given.seconds, direct=given.direct, once=given.once)),
+                flush=True,
+            )

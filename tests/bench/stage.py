@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,20 +153,23 @@ def installation(*, flows: str = FLOWS, ready_within: float = 120, **environment
 class Caller:
     """One kept-alive connection with a key. Raises when an answer is not of the expected kind.
 
-    As little between an operation and its socket as can be, since it works on the cores that are measured.
+    As little between an operation and its socket as can be, since it works on the cores that are measured. `once`: each
+    request with an Idempotency-Key of its own, as agents who use our client send them.
     """
 
-    def __init__(self, port: int, key: str, *, timeout: float = 60) -> None:
+    def __init__(self, port: int, key: str, *, once: bool = False, timeout: float = 60) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.answers = self.socket.makefile("rb")
         self.sent = 0  # requests
+        self.once = once
         self.headers = f"Host: 127.0.0.1\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
 
     def post(self, path: str, body: Any, *, expect: tuple[int, ...] = (200, 201)) -> Any:
         self.sent += 1
         text = msgspec.json.encode(body)
-        head = f"POST /api/v1{path} HTTP/1.1\r\n{self.headers}Content-Length: {len(text)}\r\n\r\n"
+        once = f"Idempotency-Key: {uuid.uuid4()}\r\n" if self.once else ""
+        head = f"POST /api/v1{path} HTTP/1.1\r\n{self.headers}{once}Content-Length: {len(text)}\r\n\r\n"
         self.socket.sendall(head.encode() + text)
         status = int(self.answers.readline().split()[1])
         length = 0

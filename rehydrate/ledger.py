@@ -20,7 +20,7 @@ import psycopg
 from django.db import OperationalError, connection, transaction
 from msgspec.structs import replace
 
-from rehydrate import cooperative, loading, projections, seal, shapes, signals
+from rehydrate import answers, cooperative, loading, projections, seal, shapes, signals
 from rehydrate.contexts import SYSTEM, context_of, make_context
 from rehydrate.core import decide, waiting
 from rehydrate.core import events as ev
@@ -65,8 +65,8 @@ class _Step(Member, ABC):
         self.outcome: Any = None
         self.error: Exception | None = None
         self.alone = False  # it could not be done together with others
-
         self.rights = rights
+        self.slot: answers.Slot | None = None  # its answer is saved with it
 
     @abstractmethod
     def decide(self, found: Any) -> Change | None:
@@ -194,6 +194,10 @@ def create(
 
 def _carried_out(step: _Step, lock: Lock) -> Any:
     on_the_loop = cooperative.on_the_loop()
+    if on_the_loop and (slot := answers.wanted.get()) is not None:
+        if slot.decided:
+            raise answers.Apart  # it is saved with one change
+        step.slot = slot
     if lock != "never" and not on_the_loop and connection.in_atomic_block:
         return _alone(step, lock=True)
     try:
@@ -203,6 +207,8 @@ def _carried_out(step: _Step, lock: Lock) -> Any:
     except (Overtaken, NeedsLock):
         if lock == "never":
             raise
+        if step.slot is not None:
+            raise answers.Apart from None
         return cooperative.aside(_locked, step)
 
 
@@ -252,6 +258,8 @@ AT_MOST: Final = 40
 
 def _together(step: _Step) -> Any:
     group.join(step)
+    if step.alone and step.slot is not None:
+        raise answers.Apart
     if step.alone:
         return cooperative.aside(_alone, step)
     if step.error is not None:
@@ -265,10 +273,37 @@ def _carry_out(steps: list[_Step]) -> None:
         step.alone = True
     try:
         with own_connections.used() as own:
-            if steps := _without_reading(own, steps):
-                _carry_out_on(own, steps)
+            if left := _without_reading(own, steps):
+                _carry_out_on(own, left)
     except Exception:
         log.debug("done alone", exc_info=True)  # and there it is raised, if it is more than a passing trouble
+    finally:
+        for step in steps:
+            _settle(step, False)
+
+
+Changes = dict[str, tuple[_Step, Change]]
+
+
+def _with_answers(changes: Changes) -> Changes:
+    """The changes, with the answers of those that are saved with them; without those that have none."""
+    asked = {step: step.slot for step, _ in changes.values() if step.slot is not None}
+    for step, slot in asked.items():
+        step.alone, slot.decided = False, True
+        step.told()
+    answers.await_all(list(asked.values()))
+    found: Changes = {}
+    for run_id, (step, change) in changes.items():
+        if step.slot is None:
+            found[run_id] = step, change
+        elif (row := step.slot.answer()) is not None:
+            found[run_id] = step, replace(change, answer=row)
+    return found
+
+
+def _settle(step: _Step, saved: bool | Exception) -> None:
+    if step.slot is not None:
+        step.slot.settle(saved)
 
 
 def _without_reading(own: psycopg.Connection, steps: list[_Step]) -> list[_Step]:
@@ -276,7 +311,7 @@ def _without_reading(own: psycopg.Connection, steps: list[_Step]) -> list[_Step]
     moment = memory.moment()
     if moment is None:
         return steps
-    changes: dict[str, tuple[_Step, Change]] = {}
+    changes: Changes = {}
     for step in steps:
         if step.rights is None or step.rights.number != moment.number:
             continue
@@ -288,8 +323,9 @@ def _without_reading(own: psycopg.Connection, steps: list[_Step]) -> list[_Step]
             continue
         if change is not None and change.after.run.id not in changes and not projections.takes_two(change):
             changes[change.after.run.id] = step, change
+    changes = _with_answers(changes)
     if not changes:
-        return steps
+        return [step for step in steps if step.alone]
     saved: dict[str, Run] = {}
     try:
         asked = [change for _, change in changes.values()]
@@ -306,13 +342,15 @@ def _without_reading(own: psycopg.Connection, steps: list[_Step]) -> list[_Step]
         if step.rights is not None:
             step.rights.confirm(moment.number)
         memory.keep(change, saved[run_id])
+        _settle(step, True)
     return [step for step in steps if step.alone]
 
 
-def _unknown(changes: dict[str, tuple[_Step, Change]], error: psycopg.Error) -> None:
+def _unknown(changes: Changes, error: psycopg.Error) -> None:
     """Nobody knows what was saved: each is told so, and nobody does it again."""
     for step, _ in changes.values():
         step.alone, step.error = False, OperationalError(*error.args)
+        _settle(step, step.error)
 
 
 def _read_together(steps: list[_Step]) -> Sequence[Loaded | Ground | Exception | None]:
@@ -323,7 +361,7 @@ def _read_together(steps: list[_Step]) -> Sequence[Loaded | Ground | Exception |
 
 
 def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
-    changes: dict[str, tuple[_Step, Change]] = {}
+    changes: Changes = {}
     read = _read_together(steps)
     at = time.monotonic()
     for step, found in zip(steps, read, strict=True):
@@ -343,6 +381,7 @@ def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
             step.alone, step.error = False, error
         except Exception:
             log.debug("done alone", exc_info=True)
+    changes = _with_answers(changes)
     if not changes:
         return
     try:
@@ -353,6 +392,7 @@ def _carry_out_on(own: psycopg.Connection, steps: list[_Step]) -> None:
         return
     for run_id, (step, _) in changes.items():
         step.alone, step.error = False, None if run_id in saved else Overtaken()
+        _settle(step, run_id in saved)
     for run_id, run in saved.items():
         memory.keep(changes[run_id][1], run)
 

@@ -31,7 +31,11 @@ T = TypeVar("T", bound=Struct)
 
 
 class Change(Struct, frozen=True):
-    """What one transaction did to one run, which was at `revision`. `states` are rows of opaque state to keep."""
+    """What one transaction did to one run, which was at `revision`.
+
+    `states` are rows of opaque state to keep; `answer` is the row of the answer that tells of it
+    (an IdempotencyRecord).
+    """
 
     before: State | None
     after: State
@@ -42,6 +46,7 @@ class Change(Struct, frozen=True):
     revision: int = 0
     states: Rows = []
     sealed: bool = False  # rows that were read hold sealed fields
+    answer: dict[str, Any] | None = None
 
 
 #: An expression of SQL with its parameters.
@@ -121,6 +126,21 @@ _INSERT_STATES: Final = _insert("rehydrate_checkpointstate", ["run_id", "seq", "
 #: For the rest of the transaction, hundreds of rows are joined by hashing them (which `dsn.PLANS` turns off): else each
 #: would be compared with each. Measured with the timers of 250 runs: 13 ms of PostgreSQL instead of 42.
 _BY_HASH: Final = "SELECT set_config('enable_hashjoin', 'on', true), set_config('enable_nestloop', 'off', true)"
+
+#: What there is an answer to already is not done again; and if another gives the first at this instant, its key stops
+#: this whole statement.
+_ANSWERED: Final = (
+    "again AS MATERIALIZED (SELECT x.run_id FROM jsonb_to_recordset(%s::jsonb)"
+    " AS x(run_id uuid, caller text, path text, key text) JOIN rehydrate_idempotencyrecord i"
+    " ON i.caller = x.caller AND i.path = x.path AND i.key = x.key)"
+)
+_INSERT_ANSWERS: Final = (
+    "INSERT INTO rehydrate_idempotencyrecord"
+    " (caller, path, key, request_digest, status, content_type, body, run_id, epoch, created_at)"
+    " SELECT caller, path, key, request_digest, status, content_type, body, granted, epoch, clock_timestamp()"
+    " FROM jsonb_to_recordset(%s::jsonb) AS x(run_id uuid, caller text, path text, key text, request_digest text,"
+    f" status smallint, content_type text, body bytea, granted uuid, epoch bigint) {_IF_SAVED}"
+)
 
 
 def event_rows(change: Change) -> tuple[Rows, str]:
@@ -282,6 +302,7 @@ class _Rows:
             refs += [msgspec.to_builtins(ref) for key, ref in after.refs.items() if key not in before.refs]
             states += change.states
         fired, gone, pending = _timer_rows(changes)
+        self.answers = [{"run_id": it.after.run.id, **it.answer} for it in changes if it.answer is not None]
         # The parts of one statement do not see each other: a timer that is set anew waits until its row before is gone.
         over = {_timer_key(row) for row in (*fired, *gone)}
         self.anew = [row for row in pending if _timer_key(row) in over]
@@ -298,6 +319,7 @@ class _Rows:
             (_FIRE_TIMERS, fired),
             (_DELETE_TIMERS, gone),
             (outbox.INSERT, outbox.rows(changes)),
+            (_INSERT_ANSWERS, self.answers),
             (_INSERT_TIMERS, [row for row in pending if _timer_key(row) not in over]),
         ]
         self.ids = [change.after.run.id for change in changes]
@@ -318,31 +340,31 @@ def _write(made: _Rows, only_if: Condition | None = None) -> set[str]:
     others = [step for step in made.others if step[1]]
     if_saved = _SAVED if len(made.ids) == 1 else _EACH_SAVED
     steps = "".join(f", w{i} AS ({step.replace(_SAVED, if_saved)})" for i, (step, _) in enumerate(others))
-    runs, condition = made.runs, ""
+    (runs, changed), first, tests = made.runs, "", []
     params: list[Any] = []
+    if made.answers:
+        first, tests = f"{_ANSWERED}, ", ["x.id NOT IN (SELECT run_id FROM again)"]
+        named = ("run_id", "caller", "path", "key")
+        params.append(_json([{name: row[name] for name in named} for row in made.answers]))
     if only_if is not None:
-        runs = _if_sound(runs[0]), runs[1]
-        condition = f"sound AS MATERIALIZED (SELECT WHERE {only_if[0]}),"
+        first += f"sound AS MATERIALIZED (SELECT WHERE {only_if[0]}), "
+        tests.append("EXISTS (SELECT FROM sound)")
         params += only_if[1]
-    for step, rows in (runs, *others):
+    if tests:
+        new = runs is _INSERT_RUN
+        there = " ON CONFLICT DO NOTHING" if new and only_if is not None else ""
+        runs = runs.replace("RETURNING", f"{'WHERE' if new else 'AND'} {' AND '.join(tests)}{there} RETURNING")
+    for step, rows in ((runs, changed), *others):
         params += [_json(rows), made.ids] if "ANY(%s::uuid[])" in step else [_json(rows)]
     told = ""
     sent = next((f"w{i}" for i, (step, _) in enumerate(others) if step is outbox.INSERT), None)
     if made.news or sent:
         told = f", ({notices.tell(sent, saved='saved')})"
         params.append(notices.parts(made.news))
-    writing = f"WITH {condition} saved AS ({runs[0]}){steps}"
+    writing = f"WITH {first}saved AS ({runs}){steps}"
     statement = f"{writing} SELECT (SELECT string_agg(id::text, ' ') FROM saved){told}"
     ((found, *_),) = sql.texts(statement, params)
     return set((found or "").split())
-
-
-def _if_sound(step: str) -> str:
-    """The step that writes runs, which writes none unless `sound` has a row."""
-    sound = "EXISTS (SELECT FROM sound)"
-    if step is _INSERT_RUN:
-        return step.replace("RETURNING", f"WHERE {sound} ON CONFLICT DO NOTHING RETURNING")
-    return step.replace("RETURNING", f"AND {sound} RETURNING")
 
 
 def _json(rows: Rows) -> str:

@@ -19,7 +19,7 @@ from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from rehydrate import wakeups
+from rehydrate import cooperative, wakeups
 from rehydrate.api import auth, idempotency, parsing, problems, schema
 from rehydrate.api.idempotency import Grant, Outcome
 from rehydrate.callers import Caller
@@ -280,7 +280,11 @@ def _post(
         return idempotency.once_apart(once, act_or_refuse).response
     if operation.polls is not None and caller is not None and given.wait:
         return _poll(once, functools.partial(operation.polls, caller), given, act_or_refuse).response
-    return idempotency.once(once, act_or_refuse).response
+    return _once(once, act_or_refuse).response
+
+
+def _once(request: idempotency.Request, act: Callable[[], Outcome]) -> Outcome:
+    return (idempotency.once_on_the_loop if cooperative.on_the_loop() else idempotency.once)(request, act)
 
 
 def _poll(
@@ -290,14 +294,14 @@ def _poll(
     try:
         ear = listen(given)
     except Refusal:
-        return idempotency.once(once, act)  # it refuses the same, and that is kept
+        return _once(once, act)  # it refuses the same, and that is kept
     look = msgspec.structs.replace(given, wait=0)
     end = time.monotonic() + given.wait
     with ear:
-        if ear.quiet and not idempotency.known(once) and not wakeups.rest(ear, given.wait):
+        if ear.quiet and not cooperative.aside(idempotency.known, once) and not wakeups.rest(ear, given.wait):
             end = 0.0
         while True:
-            outcome = idempotency.once(once, functools.partial(act, look, last=time.monotonic() >= end))
+            outcome = _once(once, functools.partial(act, look, last=time.monotonic() >= end))
             if outcome.final:
                 return outcome
             if not wakeups.rest(ear, end - time.monotonic()):

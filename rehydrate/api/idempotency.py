@@ -9,7 +9,7 @@ from typing import Any, Final
 from django.db import connection, transaction
 from django.http import HttpResponse
 
-from rehydrate import clock, seal
+from rehydrate import answers, clock, cooperative, seal
 from rehydrate.api import problems
 from rehydrate.core.refusals import Refusal
 from rehydrate.models import IdempotencyRecord, Run
@@ -82,12 +82,57 @@ def once(request: Request, act: Callable[[], Outcome]) -> Outcome:
         if row_id is None:
             return Outcome(_replay(request))
         outcome = act()
-        status = outcome.response.status_code
-        if not outcome.final or status == 429 or status >= 500:
-            transaction.set_rollback(True)
-        else:
+        if _is_kept(outcome):
             _keep(row_id, outcome)
+        else:
+            transaction.set_rollback(True)
         return outcome
+
+
+def once_on_the_loop(request: Request, act: Callable[[], Outcome]) -> Outcome:
+    """As `once`, on the event loop: the one change and the answer are saved in one statement, with those of others.
+
+    Whatever that cannot do (an answer that is there already, a change that takes a lock, an answer without a change) is
+    done in a thread, and from the start: nothing was saved then.
+    """
+    slot = answers.Slot()
+    before = answers.wanted.set(slot)
+    try:
+        outcome = act()
+    except answers.Apart:
+        outcome = None
+    except BaseException:
+        slot.answer()  # there will be none
+        raise
+    finally:
+        answers.wanted.reset(before)
+    if outcome is not None and slot.decided:
+        if _is_kept(outcome) and slot.offer(_row(request, outcome)):
+            return outcome
+    elif outcome is not None and not outcome.final:
+        return outcome
+    slot.answer()
+    return cooperative.aside(once, request, act)
+
+
+def _is_kept(outcome: Outcome) -> bool:
+    status = outcome.response.status_code
+    return outcome.final and status != 429 and status < 500
+
+
+def _row(request: Request, outcome: Outcome) -> dict[str, Any]:
+    """As the ledger saves it (see `projections.Change`)."""
+    return {
+        "caller": request.caller,
+        "path": request.path,
+        "key": request.key,
+        "request_digest": request.digest,
+        "status": outcome.response.status_code,
+        "content_type": outcome.response.headers.get("Content-Type", ""),
+        "body": f"\\x{seal.encrypt_bytes(outcome.response.content).hex()}",  # as PostgreSQL reads bytes
+        "granted": outcome.grant.run_id if outcome.grant else None,
+        "epoch": outcome.grant.epoch if outcome.grant else None,
+    }
 
 
 def once_apart(request: Request, act: Callable[[], Outcome]) -> Outcome:

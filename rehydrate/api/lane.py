@@ -124,11 +124,7 @@ def on_the_loop(others: ASGIApplication) -> ASGIApplication:
         # WSGI writes "-" as "_": what a proxy strips or sets must not come by under the other name.
         scope["headers"] = headers = [(name, value) for name, value in scope["headers"] if b"_" not in name]
         names = dict(headers)
-        if (
-            b"authorization" not in names
-            or b"idempotency-key" in names
-            or not 0 < int(names.get(b"content-length", 0)) <= SHORT
-        ):
+        if b"authorization" not in names or not 0 < int(names.get(b"content-length", 0)) <= SHORT:
             return await others(scope, receive, send)
         body = io.BytesIO()
         environ: WSGIEnvironment = dict(build_environ(scope, body))  # type: ignore[arg-type] # it only holds the body

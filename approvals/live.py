@@ -33,7 +33,7 @@ T = TypeVar("T")
 #: The region of the counts that stand on every page.
 COUNTS: Final = "rail-scopes"
 #: Seconds that an answer waits for news; each takes its own in this range. Proxies have patience for sixty.
-PATIENCE: Final = (46.0, 54.0)
+PATIENCE: Final = (52.0, 58.0)
 #: For so many seconds a request's session and roles are taken to be those of this moment.
 FRESH: Final = 0.2
 

@@ -16,6 +16,7 @@ from django.db import IntegrityError, InterfaceError, OperationalError, transact
 from msgspec.structs import replace
 
 from rehydrate import claims, clock, cooperative, ledger, loading, seal, selectors, shapes, signals, sweep, wakeups
+from rehydrate.answers import Apart
 from rehydrate.callers import Caller
 from rehydrate.core import commands as cmd
 from rehydrate.core import decide as core
@@ -481,7 +482,7 @@ def _claim_once(caller: Caller, workspace: str, flows: tuple[str, ...] | None, b
                 )
             except ledger.Overtaken:
                 continue  # somebody else wrote it at the same instant: look again
-            except (OperationalError, InterfaceError, Outdated):
+            except (OperationalError, InterfaceError, Outdated, Apart):
                 raise
             except Refusal as refusal:
                 if refusal.code != "not_found":

@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.bench import beside, cycle, growth, ingest, listeners, machine, timers
 from tests.bench.stage import ROOT, installation
-from tests.bench.table import CLIENTS, DIRECT, OURS, into, render
+from tests.bench.table import CLIENTS, DIRECT, ONCE, OURS, into, render
 
 Json = dict[str, Any]
 PARTS = ("cycle", "ingest", "timers", "listeners", "growth")
@@ -117,6 +117,7 @@ class Bench:
     def cycles(self) -> None:
         systems: Json = {
             OURS: {"title": "Rehydrate, over HTTP, with the whole ledger", "runs": []},
+            ONCE: {"title": "Rehydrate, each request with an Idempotency-Key, as our client sends it", "runs": []},
             DIRECT: {"title": "Rehydrate's ledger alone, without HTTP (in process)", "runs": []},
         }
         systems |= {name: {"title": title, "runs": []} for name, title in beside.CYCLES.items()}
@@ -134,7 +135,7 @@ class Bench:
     def _ours(self, number: int) -> None:
         with installation() as made:
             for clients in CLIENTS:
-                for name in (OURS, DIRECT):
+                for name in (OURS, ONCE, DIRECT):
                     ours = functools.partial(
                         cycle.measure,
                         made,
@@ -142,6 +143,7 @@ class Bench:
                         seconds=self.seconds,
                         warm=self.warm,
                         direct=name == DIRECT,
+                        once=name == ONCE,
                     )
                     self._keep(name, {"round": number, **self.watched(ours)})
 

@@ -111,7 +111,7 @@ def _left(database: psycopg.Connection[Any], due_at: dt.datetime) -> tuple[int, 
 def _snapshot(database: psycopg.Connection[Any]) -> tuple[dt.datetime, str]:
     row = database.execute("SELECT clock_timestamp(), pg_current_snapshot()::text").fetchone()
     assert row is not None
-    return row
+    return row[0], row[1]
 
 
 def _lateness(

@@ -302,7 +302,7 @@ def _with_answers(changes: Changes) -> Changes:
 
 
 def _settle(step: _Step, saved: bool | Exception) -> None:
-    if step.slot is not None:
+    if step.slot is not None and step.slot.decided:
         step.slot.settle(saved)
 
 

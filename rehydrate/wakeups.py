@@ -169,10 +169,12 @@ class Ear:
         self.since = time.monotonic()
         self.ticket = 0
         self._listener = listener
-        self._flag = _Flag(self._end) if cooperative.on_the_loop() else threading.Event()
+        self._flag = _Flag(self._gone) if cooperative.on_the_loop() else threading.Event()
         self._causes: dict[Topic, bool] = {}
         self._heeded: dict[Topic, bool] = {}
         self._over = False
+        self.left = False
+        """Nobody is there any more to be answered (where that can be known)."""
         self._parked = False
         self._looks_since: float | None = None
 
@@ -193,6 +195,10 @@ class Ear:
         """It waits no longer, now or later."""
         self._over = True
         self._flag.set()
+
+    def _gone(self) -> None:
+        self.left = True
+        self._end()
 
     def wait(self, seconds: float) -> bool:
         """True when it is time to look again; False when `seconds` are over, or nobody should wait any longer."""

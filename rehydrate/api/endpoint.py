@@ -298,14 +298,16 @@ def _poll(
     look = msgspec.structs.replace(given, wait=0)
     end = time.monotonic() + given.wait
     with ear:
-        if ear.quiet and not cooperative.aside(idempotency.known, once) and not wakeups.rest(ear, given.wait):
-            end = 0.0
+        waits = ear.quiet and not cooperative.aside(idempotency.known, once)
         while True:
+            if waits and not wakeups.rest(ear, end - time.monotonic()):
+                if ear.left:  # nobody hears the answer: nothing is done for them, and nothing is kept
+                    return Outcome(HttpResponse(status=204), final=False)
+                end = 0.0
+            waits = True
             outcome = _once(once, functools.partial(act, look, last=time.monotonic() >= end))
             if outcome.final:
                 return outcome
-            if not wakeups.rest(ear, end - time.monotonic()):
-                end = 0.0
 
 
 def _who(caller: Caller | None) -> str:

@@ -109,7 +109,7 @@ def once_on_the_loop(request: Request, act: Callable[[], Outcome]) -> Outcome:
     if outcome is not None and slot.decided:
         if _is_kept(outcome) and slot.offer(_row(request, outcome)):
             return outcome
-    elif outcome is not None and not outcome.final:
+    elif outcome is not None and not outcome.final and not cooperative.aside(known, request):
         return outcome
     slot.answer()
     return cooperative.aside(once, request, act)

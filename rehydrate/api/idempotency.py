@@ -1,6 +1,7 @@
 """Idempotency-Key: the first answer to a POST, kept with the change it tells of, and given again. No endpoints here."""
 
 import hashlib
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -129,7 +130,7 @@ def _row(request: Request, outcome: Outcome) -> dict[str, Any]:
         "request_digest": request.digest,
         "status": outcome.response.status_code,
         "content_type": outcome.response.headers.get("Content-Type", ""),
-        "body": f"\\x{seal.encrypt_bytes(outcome.response.content).hex()}",  # as PostgreSQL reads bytes
+        "body": f"\\x{_sealed(outcome.response.content).hex()}",  # as PostgreSQL reads bytes
         "granted": outcome.grant.run_id if outcome.grant else None,
         "epoch": outcome.grant.epoch if outcome.grant else None,
     }
@@ -178,10 +179,20 @@ def _keep(row_id: int, outcome: Outcome) -> None:
     IdempotencyRecord.objects.filter(pk=row_id).update(
         status=outcome.response.status_code,
         content_type=outcome.response.headers.get("Content-Type", ""),
-        body=seal.encrypt_bytes(outcome.response.content),  # it may hold an agent's state, secrets and addresses
+        body=_sealed(outcome.response.content),
         run_id=grant.run_id if grant else None,
         epoch=grant.epoch if grant else None,
     )
+
+
+def _sealed(content: bytes) -> bytes:
+    """An answer as it is kept, small and encrypted: it may hold an agent's state, secrets and addresses."""
+    return seal.encrypt_bytes(zlib.compress(content, 1) if len(content) > 500 else content)
+
+
+def _unsealed(kept: bytes) -> bytes:
+    content = seal.decrypt_bytes(kept)
+    return zlib.decompress(content) if content.startswith(b"x") else content  # no JSON begins like this
 
 
 def _replay(request: Request) -> HttpResponse:
@@ -192,7 +203,7 @@ def _replay(request: Request) -> HttpResponse:
     if kept.epoch is not None and not _is_live(kept.run_id, kept.epoch):
         detail = "What this request was granted is over: its lease is no longer live. Rehydrate the run."
         return problems.for_refusal(Refusal("lease_lost", detail))
-    response = HttpResponse(seal.decrypt_bytes(bytes(kept.body)), status=kept.status)
+    response = HttpResponse(_unsealed(bytes(kept.body)), status=kept.status)
     if kept.content_type:
         response.headers["Content-Type"] = kept.content_type
     else:

@@ -30,8 +30,8 @@ class Slot:
 
     # -- for whoever asked
 
-    def offer(self, row: dict[str, Any] | None) -> bool:
-        """The answer's row; None when nothing is to be saved. Whether both were saved; raises where nobody knows."""
+    def offer(self, row: dict[str, Any]) -> bool:
+        """The answer, as the row that is saved. Whether it was, with its change; raises where nobody knows."""
         if not self._offered.done():
             self._offered.set_result(row)
         return cooperative.wait_for(self._saved)

@@ -14,9 +14,6 @@ LONGEST_HEAD: Final = 65_536
 #: its body, each further piece.
 MORE_WITHIN: Final = 30.0
 
-#: Bytes for which there is room at each reading. With asyncio's 256 KiB each would be mapped into memory and out again.
-READ_AT_MOST: Final = 65_536
-
 #: Seconds for which a connection is kept without a request: longer than proxies and agents keep theirs.
 KEPT_ALIVE: Final = 75
 #: Seconds that requests have to end once the server is told to.
@@ -63,7 +60,6 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         # asyncio does so only where the server opened its port itself, and not as one of several workers.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.max_size = READ_AT_MOST  # type: ignore[attr-defined] # asyncio's, of which typeshed says nothing
         self._expect_more()
 
     def connection_lost(self, exc: Exception | None) -> None:

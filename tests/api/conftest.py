@@ -1,8 +1,12 @@
 """The cast of the API's tests: a workspace with its agent, a person, and how they call."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.contract import driver as d
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import User
@@ -43,6 +47,16 @@ def alice_key(alice: "User") -> str:
     from rehydrate import keys
 
     return keys.issue_person(user=alice)
+
+
+@pytest.fixture
+def world(loop_server: str, tmp_path: Path) -> Iterator[d.World]:
+    """The contract's cast, over HTTP with the web server in this process. For tests with `transaction=True`."""
+    transport = d.HttpTransport(loop_server)
+    made = d.World(transport, tmp_path)
+    made.apply(d.CAST)
+    yield made
+    transport.client.close()
 
 
 @pytest.fixture

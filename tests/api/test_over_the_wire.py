@@ -26,15 +26,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 NOTE = {"type": "note", "text": "x"}
 
 
-@pytest.fixture
-def world(loop_server: str, tmp_path: Any) -> Iterator[d.World]:
-    transport = d.HttpTransport(loop_server)
-    made = d.World(transport, tmp_path)
-    made.apply(d.CAST)
-    yield made
-    transport.client.close()
-
-
 def in_pieces(raw: bytes, size: int = 4096) -> Iterator[bytes]:
     for start in range(0, len(raw), size):
         yield raw[start : start + size]

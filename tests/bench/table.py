@@ -10,7 +10,7 @@ Json = dict[str, Any]
 OURS = "rehydrate"
 #: The same without HTTP: no peer, but what peers in process are like.
 DIRECT = "rehydrate_direct"
-#: The same with Idempotency-Keys, of which no peer has the like: a lost answer is given again.
+#: The same with Idempotency-Keys, which no peer is asked to keep here: no peer either.
 ONCE = "rehydrate_once"
 CLIENTS = (8, 1)
 #: Rounds in which others used more of the machine than this are left out of a median, where there are others.
